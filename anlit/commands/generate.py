@@ -102,19 +102,19 @@ def main(argv: list[str]) -> None:
     from anlit.training.load_model import load_checkpoint
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
-    text = load_checkpoint_tokenizer(
+    tokenizer = load_checkpoint_tokenizer(
         checkpoint, options.tokenizer, options.special_tokens or options.chat
     )
     if options.interactive:
-        converse(options, checkpoint, text)
+        converse(options, checkpoint, tokenizer)
     elif len(prompts) == 1 and options.samples == 1 and not options.json:
-        Dialogue(options, checkpoint, text).answer(prompts[0])
+        Dialogue(options, checkpoint, tokenizer).answer(prompts[0])
     else:
-        print_continuations(options, prompts, checkpoint, text)
+        print_continuations(options, prompts, checkpoint, tokenizer)
 
 
 def print_continuations(
-    options: argparse.Namespace, prompts: Sequence[str], checkpoint: Any, text: Any
+    options: argparse.Namespace, prompts: Sequence[str], checkpoint: Any, tokenizer: Any
 ) -> None:
     """Print several continuations when they are done, as text or as JSON."""
     from anlit.data.tokenizer import vocabulary_size
@@ -123,23 +123,23 @@ def print_continuations(
 
     requests = []
     for prompt in prompts:
-        tokens = _encode_prompt(prompt, text, checkpoint, options.chat)
+        tokens = _encode_prompt(prompt, tokenizer, checkpoint, options.chat)
         requests += [Request(tokens, sample) for sample in range(options.samples)]
     continuations = generate(
         checkpoint.model.model,
         requests,
         options.max_tokens,
         Sampling(options.temperature, options.top_k, options.top_p, options.seed),
-        separator=text.inner_separator(checkpoint, options.chat),
+        separator=tokenizer.inner_separator(checkpoint, options.chat),
         batch_size=options.batch_size,
-        n_allowed=vocabulary_size(text.tokenizer),
-        stop_tokens=text.stop_tokens,
+        n_allowed=vocabulary_size(tokenizer.tokenizer),
+        stop_tokens=tokenizer.stop_tokens,
     )
     for number, (request, result) in enumerate(zip(requests, continuations, strict=True)):
         prompt_number = number // options.samples
         prompt = prompts[prompt_number]
         context = _text_context(request, options.chat)
-        generated_text = decode_continuation(text.tokenizer, context, result.tokens)
+        generated_text = decode_continuation(tokenizer.tokenizer, context, result.tokens)
         if options.json:
             record = {
                 "prompt": prompt,
@@ -167,13 +167,13 @@ def _refuse_prompts(options: argparse.Namespace) -> None:
             raise UserError(f"{name} does not go with --interactive: leave one of them out")
 
 
-def _encode_prompt(prompt: str, text: Any, checkpoint: Any, is_chat: bool) -> list[int]:
+def _encode_prompt(prompt: str, tokenizer: Any, checkpoint: Any, is_chat: bool) -> list[int]:
     """Return the tokens of a prompt; of a conversation by the model's chat template."""
     from anlit.evaluation.chat import read_messages
 
     if is_chat:
-        return text.encode(text.render_chat(read_messages(prompt)))
-    return text.encode_prompt(prompt, checkpoint)
+        return tokenizer.encode(tokenizer.render_chat(read_messages(prompt)))
+    return tokenizer.encode_prompt(prompt, checkpoint)
 
 
 def _text_context(request: Any, is_chat: bool) -> Sequence[int]:

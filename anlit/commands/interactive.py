@@ -35,17 +35,17 @@ class Dialogue:
     """
 
     def __init__(
-        self, options: argparse.Namespace, checkpoint: Checkpoint, text: CheckpointTokenizer
+        self, options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: CheckpointTokenizer
     ) -> None:
         """Raises UserError if a conversation is wanted and the model has no template."""
         self.options = options
         self.checkpoint = checkpoint
-        self.text = text
+        self.tokenizer = tokenizer
         self.sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
         self.messages: list[Message] = []
         self.n_answers = 0
         if options.chat:
-            text.chat_template  # noqa: B018  its error matters
+            tokenizer.chat_template  # noqa: B018  its error matters
 
     def run_in_terminal(self) -> None:
         """Answer what is typed, until Ctrl-D or /bye. Ctrl-C stops an answer, and not the program.
@@ -101,14 +101,14 @@ class Dialogue:
         if self.options.chat:
             self._answer_message(prompt)
             return
-        tokens = self.text.encode_prompt(prompt, self.checkpoint)
+        tokens = self.tokenizer.encode_prompt(prompt, self.checkpoint)
         echo(prompt, end="")
         self._answer(tokens, tokens, [])
 
     def _answer_message(self, line: str) -> None:
         """Answer a message. Messages and answer stay, if the answer has text; else both go."""
         messages = [*self.messages, *read_messages(line)]
-        tokens = self.text.encode(self.text.render_chat(messages))
+        tokens = self.tokenizer.encode(self.tokenizer.render_chat(messages))
         pieces: list[str] = []
         try:
             self._answer(tokens, [], pieces)
@@ -122,7 +122,7 @@ class Dialogue:
 
         `context` are the tokens that the text follows; an answer in a conversation has none.
         """
-        stream = TextStream(self.text.tokenizer, context)
+        stream = TextStream(self.tokenizer.tokenizer, context)
 
         def show(piece: str) -> None:
             pieces.append(piece)
@@ -135,18 +135,18 @@ class Dialogue:
             [request],
             self.options.max_tokens,
             self.sampling,
-            separator=self.text.inner_separator(self.checkpoint, self.options.chat),
-            n_allowed=vocabulary_size(self.text.tokenizer),
+            separator=self.tokenizer.inner_separator(self.checkpoint, self.options.chat),
+            n_allowed=vocabulary_size(self.tokenizer.tokenizer),
             on_token=lambda number, token: show(stream.add(token)),
-            stop_tokens=self.text.stop_tokens,
+            stop_tokens=self.tokenizer.stop_tokens,
         )
         show(stream.finish())
         echo()
 
 
-def converse(options: argparse.Namespace, checkpoint: Checkpoint, text: Any) -> None:
+def converse(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Any) -> None:
     """Answer what comes from the terminal or from the pipe on standard input."""
-    dialogue = Dialogue(options, checkpoint, text)
+    dialogue = Dialogue(options, checkpoint, tokenizer)
     if sys.stdin.isatty():
         dialogue.run_in_terminal()
     else:

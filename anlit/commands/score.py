@@ -152,7 +152,7 @@ def main(argv: list[str]) -> None:
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
     decoder = checkpoint.model.model
-    text = load_checkpoint_tokenizer(
+    tokenizer = load_checkpoint_tokenizer(
         checkpoint, options.tokenizer, options.special_tokens or options.chat
     )
     length = options.length or checkpoint.training_length
@@ -160,15 +160,15 @@ def main(argv: list[str]) -> None:
     allow_compiled_kernels(decoder, _estimated_inputs(options.files, length, stride), length)
 
     totals = Totals()
-    documents, documents_to_score = tee(_encode_documents(options, text, totals))
+    documents, documents_to_score = tee(_encode_documents(options, tokenizer, totals))
     document_scores = score_documents(
         decoder,
         (document.tokens for document in documents_to_score),
         length,
         stride,
-        text.scoring_separator(checkpoint),
+        tokenizer.scoring_separator(checkpoint),
         options.batch_size,
-        is_one_document=text.inner_separator(checkpoint, options.chat).token is None,
+        is_one_document=tokenizer.inner_separator(checkpoint, options.chat).token is None,
     )
 
     def scored_documents() -> Iterator[ScoredText]:
@@ -198,7 +198,7 @@ def _estimated_inputs(files: Sequence[str], length: int, stride: int) -> int:
 
 
 def _encode_documents(
-    options: argparse.Namespace, text: Any, totals: Totals
+    options: argparse.Namespace, tokenizer: Any, totals: Totals
 ) -> Iterator[EncodedDocument]:
     """Encode the texts of the files, and count the texts that their tokens do not give back.
 
@@ -210,11 +210,11 @@ def _encode_documents(
     from anlit.evaluation.chat import read_messages
     from anlit.evaluation.scores_table import to_byte_ranges
 
-    round_trip = RoundTrip(text.tokenizer)
+    round_trip = RoundTrip(tokenizer.tokenizer)
     for document, origin in read_documents(options.files, options.field, options.chat):
         if options.chat:
-            document = text.render_chat(read_messages(document), is_answered=True)
-        encoding = text.tokenizer.encode(document, add_special_tokens=False)
+            document = tokenizer.render_chat(read_messages(document), is_answered=True)
+        encoding = tokenizer.tokenizer.encode(document, add_special_tokens=False)
         if not encoding.ids:
             raise UserError(f"{origin}: the tokenizer makes no tokens of its text: leave it out")
         (change,) = round_trip.find_changes([document], [np.array(encoding.ids)])

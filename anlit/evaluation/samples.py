@@ -199,7 +199,7 @@ class _Session:
         self, prompts: list[str] | None, tokenizer: str | None, trainer: L.Trainer, model: Any
     ) -> None:
         data: Any = getattr(trainer, "datamodule", None)
-        # The checkpoint that the run will write: it decides about special tokens.
+        # The checkpoint that the run will write, for functions that load a checkpoint's tokenizer.
         self.checkpoint = Checkpoint(
             model=model,
             file=Path(trainer.default_root_dir) / CHECKPOINTS / LAST,
@@ -209,13 +209,14 @@ class _Session:
             settings={},
             family=model.family,
         )
-        self.text: CheckpointTokenizer = self._load_tokenizer(tokenizer, data)
+        self.tokenizer: CheckpointTokenizer = self._load_tokenizer(tokenizer, data)
         if prompts is None:
-            prompts = document_beginnings(data, self.text.tokenizer)
+            prompts = document_beginnings(data, self.tokenizer.tokenizer)
         self.prompts = prompts
         self.requests = []
         for prompt in prompts:
-            self.requests.append(Request(self.text.encode_prompt(prompt, self.checkpoint)))
+            tokens = self.tokenizer.encode_prompt(prompt, self.checkpoint)
+            self.requests.append(Request(tokens))
 
     def _load_tokenizer(self, tokenizer: str | None, data: Any) -> CheckpointTokenizer:
         if tokenizer is None and isinstance(data, TokenShards):
@@ -237,15 +238,15 @@ class _Session:
 
     def continue_prompts(self, max_tokens: int, sampling: Sampling) -> list[str]:
         """The text that follows each prompt, as `anlit generate` prints it."""
-        tokenizer = self.text.tokenizer
+        tokenizer = self.tokenizer.tokenizer
         continuations = generate(
             self.checkpoint.model.model,
             self.requests,
             max_tokens,
             sampling,
-            separator=self.text.inner_separator(self.checkpoint, is_chat=False),
+            separator=self.tokenizer.inner_separator(self.checkpoint, is_chat=False),
             n_allowed=vocabulary_size(tokenizer),
-            stop_tokens=self.text.stop_tokens,
+            stop_tokens=self.tokenizer.stop_tokens,
         )
         texts = []
         for request, continuation in zip(self.requests, continuations, strict=True):
@@ -268,10 +269,7 @@ def _step(line: str) -> float:
 def _log(trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
     """Write the samples to the file and to the loggers that show text."""
     step = trainer.global_step - 1  # the step of val/loss in the logs
-    tokens = None
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Throughput):
-            tokens = callback.tokens
+    tokens = _training_tokens(trainer)
     rows: list[Any] = []
     lines = []
     for prompt, text in zip(prompts, texts, strict=True):
@@ -289,6 +287,14 @@ def _log(trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
             for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
                 markdown = f"**prompt**\n\n{_as_block(prompt)}\n\n**text**\n\n{_as_block(text)}"
                 logger.experiment.add_text(f"samples/{number}", markdown, step)
+
+
+def _training_tokens(trainer: L.Trainer) -> int | None:
+    """The training tokens so far, in `train/tokens` of the logs; None without `Throughput`."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Throughput):
+            return callback.tokens
+    return None
 
 
 def _as_block(text: str) -> str:

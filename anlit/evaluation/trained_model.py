@@ -69,12 +69,12 @@ class TrainedModel(Checkpoint):
 
         Raises UserError as `generate`, and if the model has no chat template.
         """
-        text = self.chat_tokenizer
-        tokens = text.encode(text.render_chat(messages))
+        tokenizer = self.chat_tokenizer
+        tokens = tokenizer.encode(tokenizer.render_chat(messages))
         sampling = Sampling(temperature, top_k, top_p, seed)
-        separator = text.inner_separator(self, is_chat=True)
+        separator = tokenizer.inner_separator(self, is_chat=True)
         drawn = self._draw(tokens, max_tokens, sampling, separator)
-        return decode_continuation(text.tokenizer, [], drawn)
+        return decode_continuation(tokenizer.tokenizer, [], drawn)
 
     def _draw(
         self, tokens: list[int], max_tokens: int, sampling: Sampling, separator: Separator

@@ -51,14 +51,14 @@ def export_model(
     folder = check_new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
     try:
-        text = load_checkpoint_tokenizer(loaded, tokenizer)
+        model_tokenizer = load_checkpoint_tokenizer(loaded, tokenizer)
     except MissingTokenizerError:
-        text = None
+        model_tokenizer = None
     with writing(folder):
         if form == "huggingface":
-            write_huggingface(loaded, folder, text, dtype)
+            write_huggingface(loaded, folder, model_tokenizer, dtype)
         else:
-            _write_safetensors(loaded, folder, text, folded, dtype)
+            _write_safetensors(loaded, folder, model_tokenizer, folded, dtype)
     return folder
 
 
@@ -73,7 +73,7 @@ def check_new_folder(output: str) -> Path:
 def _write_safetensors(
     checkpoint: Checkpoint,
     folder: Path,
-    text: CheckpointTokenizer | None,
+    tokenizer: CheckpointTokenizer | None,
     folded: bool,
     dtype: str,
 ) -> None:
@@ -85,17 +85,20 @@ def _write_safetensors(
         content["anlit"] = content["anlit"] | {"architecture": architecture}
     separator: dict[str, Any] = {}
     tokenizer_json = None
-    if text:
-        separator["end_of_document"] = text.separator.token
-        separator["document_token_at"] = text.separator.at
-        tokenizer_json = text.content
-        text.special_tokens.write(folder)
+    if tokenizer:
+        separator["end_of_document"] = tokenizer.separator.token
+        separator["document_token_at"] = tokenizer.separator.at
+        tokenizer_json = tokenizer.content
+        tokenizer.special_tokens.write(folder)
     precision = getattr(torch, dtype)
     write_exported(content, checkpoint.settings, folder, tokenizer_json, separator, precision)
 
 
 def write_huggingface(
-    checkpoint: Checkpoint, folder: Path, text: CheckpointTokenizer | None, dtype: str = "float32"
+    checkpoint: Checkpoint,
+    folder: Path,
+    tokenizer: CheckpointTokenizer | None,
+    dtype: str = "float32",
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
@@ -119,27 +122,27 @@ def write_huggingface(
         weights = builtin_models.renamed_weights(decoder)
     else:
         config, weights = custom_code.export(checkpoint)
-    cut_vocabulary(config, weights, count_tokens(checkpoint, text))
-    token_ids = _special_token_ids(text)
+    cut_vocabulary(config, weights, count_tokens(checkpoint, tokenizer))
+    token_ids = _special_token_ids(tokenizer)
     config = {**config, **token_ids, "dtype": dtype}
-    tokenizer_json = text.content if text else None
+    tokenizer_json = tokenizer.content if tokenizer else None
     write_folder(folder, weights, config, tokenizer_json, getattr(torch, dtype))
     if model_type is None:
         for file in custom_code.CODE_FILES:
             shutil.copyfile(file, folder / file.name)
-    special = text.special_tokens if text else SpecialTokens()
+    special = tokenizer.special_tokens if tokenizer else SpecialTokens()
     generation_config = {"do_sample": False, **special.generation_config, **token_ids}
     write_json(folder / GENERATION_CONFIG, generation_config)
-    if text:
-        tokenizer_config = _tokenizer_config(text, token_ids["pad_token_id"], length)
+    if tokenizer:
+        tokenizer_config = _tokenizer_config(tokenizer, token_ids["pad_token_id"], length)
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
 
 
 def _tokenizer_config(
-    text: CheckpointTokenizer, pad_token_id: int | None, length: int
+    tokenizer: CheckpointTokenizer, pad_token_id: int | None, length: int
 ) -> dict[str, Any]:
     """tokenizer_config.json; the values of an imported model come first."""
-    end = None if pad_token_id is None else text.tokenizer.id_to_token(pad_token_id)
+    end = None if pad_token_id is None else tokenizer.tokenizer.id_to_token(pad_token_id)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end,
@@ -148,18 +151,18 @@ def _tokenizer_config(
         "clean_up_tokenization_spaces": False,
         "padding_side": "left",  # decoders need this to generate
         "model_input_names": ["input_ids", "attention_mask"],  # no token_type_ids
-        **text.special_tokens.tokenizer_config,
+        **tokenizer.special_tokens.tokenizer_config,
     }
 
 
-def count_tokens(checkpoint: Checkpoint, text: CheckpointTokenizer | None) -> int:
+def count_tokens(checkpoint: Checkpoint, tokenizer: CheckpointTokenizer | None) -> int:
     """Count the tokens that have a text; an imported model keeps its whole vocabulary."""
     n_rows = checkpoint.model.vocab_size
     if checkpoint.family is not None:
         return n_rows
-    if text is None:
+    if tokenizer is None:
         return min(n_rows, (checkpoint.trained_on or {}).get("vocab_size") or n_rows)
-    return max(vocabulary_size(text.tokenizer), 1 + max(text.stop_tokens, default=0))
+    return max(vocabulary_size(tokenizer.tokenizer), 1 + max(tokenizer.stop_tokens, default=0))
 
 
 def cut_vocabulary(config: dict[str, Any], weights: dict[str, Tensor], n_tokens: int) -> None:
@@ -173,10 +176,10 @@ def cut_vocabulary(config: dict[str, Any], weights: dict[str, Tensor], n_tokens:
                 weights[key] = weights[key][:n_tokens]
 
 
-def _special_token_ids(text: CheckpointTokenizer | None) -> dict[str, Any]:
+def _special_token_ids(tokenizer: CheckpointTokenizer | None) -> dict[str, Any]:
     """The ids for config.json and generation_config.json; several end tokens are a list."""
-    stop_tokens = text.stop_tokens if text else ()
-    special = text.special_tokens if text else SpecialTokens()
+    stop_tokens = tokenizer.stop_tokens if tokenizer else ()
+    special = tokenizer.special_tokens if tokenizer else SpecialTokens()
     first_stop_token = stop_tokens[0] if stop_tokens else None
     return {
         "bos_token_id": special.bos_token,

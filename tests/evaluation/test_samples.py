@@ -244,4 +244,4 @@ def test_data_of_ones_own_read_no_special_tokens_of_the_current_folder(
     samples.on_fit_start(trainer, GPT(**SIZE, d_model=32))
 
     assert samples._session is not None
-    assert samples._session.text.special_tokens.eos_tokens == ()
+    assert samples._session.tokenizer.special_tokens.eos_tokens == ()
