@@ -96,7 +96,7 @@ def count_positions(
 
 
 def check_length(attention_mask: Tensor, n_tokens: Any) -> None:
-    """Raise ValueError if the mask has not a column for each of `n_tokens` tokens.
+    """Raise ValueError unless the mask has a column for each of `n_tokens` tokens.
 
     Nothing is checked while torch compiles, where a branch on a tensor breaks the graph.
     """
@@ -142,19 +142,19 @@ def separate_documents(position_ids: Tensor) -> TokenPositions:
     return TokenPositions(slots - first_slot, slots, distance[:, None], visible[:, None])
 
 
-def rotate(x: Tensor, rotation: dict[str, Any], index: Tensor) -> Tensor:
+def rotate(x: Tensor, rotation: dict[str, Any], positions: Tensor) -> Tensor:
     """Rotate the pairs (i, i + R/2) of the first R dimensions of x (B, H, T, D).
 
-    `index` (B, T) are the positions. `rotation` has the frequency of each pair in radians per
-    token. Without frequencies nothing rotates. Its `scale` multiplies the rotated dimensions
-    (YaRN's attention factor).
+    `positions` are (B, T). `rotation` has the frequency of each pair in radians per token. Without
+    frequencies nothing rotates. Its `scale` multiplies the rotated dimensions (YaRN's attention
+    factor).
     """
     half = len(rotation["frequencies"])
     if not half:
         return x
     frequency = torch.tensor(rotation["frequencies"], dtype=torch.float64, device=x.device)
     # In float64: in float32 the angles at position 16,384 are wrong by up to 0.001 radians.
-    angles = index[:, None, :, None].double() * frequency
+    angles = positions[:, None, :, None].double() * frequency
     cos = (rotation["scale"] * angles.cos()).float()
     sin = (rotation["scale"] * angles.sin()).float()
     first, second, unrotated = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)

@@ -49,7 +49,10 @@ HAS_FLASH_4 = _has_flash_4()
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse devices, precisions and widths of `q`. All mechanisms are supported."""
+    """Why FlexAttention cannot compute queries like `q`; None if it can.
+
+    All mechanisms are supported.
+    """
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):
@@ -71,7 +74,7 @@ def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mechanism: Mechanism, documents: Documents, dropout: float
 ) -> Tensor:
-    """softmax(a·g·S + m) v."""
+    """softmax(a·g·S + m) v, the general form of `formula.py`."""
     a, m = distance_tables(mechanism, q.shape[-2], q)
     q = with_gain(q, mechanism, documents)
     run = _run if torch.compiler.is_compiling() else _compiled()
@@ -86,7 +89,7 @@ def attend(
 
 
 def _without_single_head(table: Tensor | None) -> Tensor | None:
-    """(1, T) → (T,). Other tables do not change."""
+    """(1, T) → (T,), to be looked up without the head. Other tables do not change."""
     if table is not None and table.dim() == 2 and len(table) == 1:
         return table[0]
     return table
@@ -150,6 +153,7 @@ def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
+    """`_run`, compiled once; outside of `torch.compile` FlexAttention is slow and makes (T, T)."""
     compiled = torch.compile(_run, dynamic=False)
 
     def run_with_limit(*arguments: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """Grouped queries (arXiv 2305.13245): the H heads of queries share G heads of keys and values.
 
-Query head h uses key head h // (H/G). Mostly the queries of a group are more rows of one matrix.
+Query head h uses key head h // (H/G). `grouped_product` stacks the queries of a group as rows of
+one matrix. Kernels that cannot do so copy keys and values, `repeat_kv`.
 """
 
 from torch import Tensor

@@ -81,7 +81,7 @@ class AnGPTBlock(nn.Module):
     def __init__(self, config: AnGPTConfig, layer: int) -> None:
         super().__init__()
         d = config.d_model
-        f = config.d_hidden
+        f = config.mlp_width
         root_d = math.sqrt(d)
         self.n_heads = config.n_heads
         self.n_kv_heads = config.kv_heads

@@ -26,8 +26,8 @@ from anlit.nn.models.runtime import Runtime
 class DecoderConfig:
     """Settings of a decoder.
 
-    The architecture decides the kind of these norms. GPT+ has RMS with a learned gain. nGPT and
-    anGPT have the unit norm.
+    The norms that can be switched on are of the architecture's kind. GPT+ has RMS with a learned
+    gain. nGPT and anGPT have the unit norm.
 
     Args:
         vocab_size: V, the number of tokens. By default `anlit fit` takes the data's number, rounded
@@ -140,7 +140,7 @@ class DecoderConfig:
         return 1.0 if self.base_n_layers is None else self.n_layers / self.base_n_layers
 
     @property
-    def d_hidden(self) -> int:
+    def mlp_width(self) -> int:
         """f, the width of the MLP: `d_ff` or its default."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 

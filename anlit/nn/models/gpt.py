@@ -63,7 +63,7 @@ class GPTBlock(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         d = config.d_model
-        f = config.d_hidden
+        f = config.mlp_width
         eps = config.norm_eps
         self.n_heads = config.n_heads
         self.n_kv_heads = config.kv_heads

@@ -61,7 +61,7 @@ class NGPTBlock(nn.Module):
     def __init__(self, config: NGPTConfig, layer: int) -> None:
         super().__init__()
         d = config.d_model
-        f = config.d_hidden
+        f = config.mlp_width
         root_d = math.sqrt(d)
         self.n_heads = config.n_heads
         self.n_kv_heads = config.kv_heads

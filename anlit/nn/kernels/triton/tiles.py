@@ -1,15 +1,29 @@
 """Functions that the kernels share: visible keys, tiles of tensors, and the tables over distance.
 
-Logits are in base 2, where an exponential is a single instruction: log2(e)·L = gain·(q·k) + bias,
-with gain = a(t)·log2(e)/√D and bias = m(t)·log2(e). `tables` and `firsts` cost nothing if they are
-None. Constants of the compiled kernels:
+The logits of attention are L = a(t)·S + m(t), with S = q·k/√D and the distance t from query to key.
+Here they are in base 2, where an exponential is a single instruction:
+log2(e)·L = gain·(q·k) + bias, with gain = a(t)·log2(e)/√D and bias = m(t)·log2(e).
+
+Arguments, by their names in all kernels. A None compiles to no code:
+
+    rows, keys            numbers of queries and keys, in shapes that broadcast to the tile.
+    scores                q·k of the tile.
+    starts                the first key of each query's document, (T,); None without documents.
+    firsts                the first key that each query sees; None if it sees all before it.
+    window                keys that a query sees at most; None for no limit.
+    tables                gain and bias at each distance, of one head, see `make_tables`.
+    lines, far_start      straight lines instead, and where they begin, see `linear_tables`.
+    scale                 log2(e)/√D, the gain of mechanisms without a(t).
+
+Constants of the compiled kernels:
 
     block_m, block_n      queries and keys in a tile.
     width, width_padded   D, and the power of two in which a tile holds it.
     group                 query heads that share a key head.
     pairs                 tables hold (gain, bias); otherwise biases alone.
     masked                the tile needs a mask.
-    is_far                the tile takes gain and bias from lines, see `tables.py`.
+    is_far                the tile takes gain and bias from lines.
+    bounded               the tile may reach past the sequence.
 """
 
 import os
@@ -22,7 +36,7 @@ from anlit.nn.kernels.triton.tables import LINE_SPACING
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 SPACING = tl.constexpr(LINE_SPACING)
-"""The distance of lines, for kernels."""
+"""`LINE_SPACING`, for kernels: tokens from each line to the next."""
 
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether kernels may contain PTX, the assembly of NVIDIA's GPUs."""
@@ -176,8 +190,12 @@ def ranges_of_keys(
 
 @triton.jit
 def line_offset(distance, pairs: tl.constexpr):
-    """The offset in `lines` for a tile with `distance` between its first query and first key."""
-    return distance // SPACING * (4 if pairs else 2)
+    """The offset in `lines` for a tile with `distance` between its first query and first key.
+
+    A line has slope and level of the gain, only with pairs, and then of the bias.
+    """
+    numbers_per_line: tl.constexpr = 4 if pairs else 2
+    return distance // SPACING * numbers_per_line
 
 
 @triton.jit
@@ -197,9 +215,10 @@ def far_logits_of(scores, gain_slope, bias_slope, gains, biases, keys, pairs: tl
 
     `keys` counts from the tile's first, as floats.
     """
-    gains = (
-        _falling(gain_slope, gains, keys, scores) if pairs else tl.broadcast_to(gains, scores.shape)
-    )
+    if pairs:
+        gains = _falling(gain_slope, gains, keys, scores)
+    else:
+        gains = tl.broadcast_to(gains, scores.shape)
     return tl.fma(scores, gains, _falling(bias_slope, biases, keys, scores)), gains
 
 
