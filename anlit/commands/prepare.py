@@ -121,13 +121,22 @@ def _add_token_options(parser: ToolParser) -> None:
         metavar="FILE",
         help="gpt2, gpt-neox, a tokenizer.json, bpe (trained on the corpus), or none",
     )
-    add("--vocab_size", type=whole_number, help=f"of --tokenizer bpe ({Recipe.vocab_size})")
-    add("--end_of_document", help=f"that token ({Recipe.end_of_document})")
-    add("--val_tokens", type=at_least(1), help=f"FineWeb ({RECIPES['FineWeb'].val_tokens})")
-    add("--val_fraction", type=float, help="others (OpenWebText: 10,000 documents; else 0.05)")
+    add("--vocab_size", type=whole_number, help=f"tokens of --tokenizer bpe ({Recipe.vocab_size})")
+    add("--end_of_document", help=f"the token that ends a document ({Recipe.end_of_document})")
+    val_tokens = RECIPES["FineWeb"].val_tokens
+    add("--val_tokens", type=at_least(1), help=f"FineWeb: tokens for validation ({val_tokens})")
+    add(
+        "--val_fraction",
+        type=float,
+        help="other corpora: share for validation (OpenWebText: 10,000 documents; else 0.05)",
+    )
     add("--pattern", help=f"TextFiles: which files ({Recipe.pattern})")
     add("--text_field", help=f"the field that holds a document's text ({Recipe.text_field})")
-    add("--max_document_bytes", type=at_least(1), help=f"({Recipe.max_document_bytes})")
+    add(
+        "--max_document_bytes",
+        type=at_least(1),
+        help=f"the longest document that is used ({Recipe.max_document_bytes})",
+    )
     add(
         "--include_site_packages",
         action="store_true",

@@ -51,8 +51,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def set_plain_encoding(tokenizer: Tokenizer) -> Tokenizer:
     """Make a tokenizer encode a text to the same tokens each time, and nothing else.
 
-    "<|endoftext|>" inside a text is encoded as letters. No tokenizer.json can say so. Truncation
-    and padding are switched off: a padding of 10⁹ tokens takes all memory. So is BPE dropout.
+    "<|endoftext|>" inside a text is encoded as letters. The library does not keep this switch in
+    tokenizer.json, so each load sets it again. Truncation and padding are switched off: a padding
+    of 10⁹ tokens takes all memory. BPE dropout is switched off too.
     """
     tokenizer.encode_special_tokens = True
     if isinstance(tokenizer.model, models.BPE):
@@ -79,9 +80,8 @@ def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
         growth, steps = _growth_and_steps(json.loads(content))
         if growth <= MOST_GROWTH and steps <= MOST_STEPS:
             return set_plain_encoding(Tokenizer.from_buffer(content))
-    except (
-        BaseException
-    ) as error:  # the library raises a bare Exception for anything it cannot read
+    except BaseException as error:
+        # The library raises a bare Exception for a file that it cannot read, or panics.
         if not isinstance(error, Exception) and type(error).__name__ != PANIC:
             raise
         raise UserError(
@@ -98,6 +98,7 @@ def parse_tokenizer(content: bytes, origin: str) -> Tokenizer:
 def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
     """Return how many times longer a tokenizer.json may make a text, and in how many steps.
 
+    A step is an entry of normalizer, pre_tokenizer or decoder with a `type`.
     The library ends the whole process if it runs out of memory, so this check comes first.
     """
     growth = 1.0
@@ -108,7 +109,8 @@ def _growth_and_steps(content: dict[str, Any]) -> tuple[float, int]:
             queue += value
         elif isinstance(value, dict):
             queue += value.values()
-            n_steps += "type" in value
+            if "type" in value:
+                n_steps += 1
             growth *= _step_growth(value)
     return growth, n_steps
 
@@ -139,7 +141,7 @@ def flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 def end_of_document_id(tokenizer: Tokenizer, token: str = END_OF_DOCUMENT) -> int:
     """Return the id of the token that ends a document.
 
-    Raises UserError if it is missing, or if the tokenizer finds it inside a text with its letters.
+    Raises UserError if it is missing, or if a text that spells it is encoded to it.
     """
     token_id = tokenizer.token_to_id(token)
     if token_id is None:

@@ -23,7 +23,8 @@ def read_documents(
     A file of plain text is a document. Other files have a text in `field` of each record. With
     `are_chats` it may be a list of messages. Raises UserError if a file cannot be read.
     """
-    from anlit.data.preparation.formats import Columns, read_file
+    from anlit.data.preparation.formats import read_file
+    from anlit.data.preparation.formats.text import Columns
 
     fix = "give a file of text"
     for name in files:

@@ -17,7 +17,8 @@ import pytest
 import zstandard
 
 from anlit.cli import main
-from anlit.data.preparation.formats import Columns, is_one_text, read_file
+from anlit.data.preparation.formats import is_one_text, read_file
+from anlit.data.preparation.formats.text import Columns
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import json_lines, write

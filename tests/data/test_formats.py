@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from anlit.data.preparation.formats import Columns, Record, is_one_text, n_pieces_of, read_file
+from anlit.data.preparation.formats import is_one_text, n_pieces_of, read_file
+from anlit.data.preparation.formats.text import Columns, Record
 
 COLUMNS = Columns(subset="meta.redpajama_set_name")
 TEXTS = [f"document {number}\nwith {number % 30 * 'many '}words" for number in range(200)]

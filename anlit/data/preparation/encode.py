@@ -15,7 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from anlit.data import tokenizer as tokenizers
-from anlit.data.preparation.formats import Record, read_file
+from anlit.data.preparation.formats import read_file
+from anlit.data.preparation.formats.text import Record
 from anlit.data.preparation.formats.token_files import read_tokens
 from anlit.data.preparation.sources import SourceFile, file_sha256
 from anlit.data.preparation.tasks import (

@@ -37,9 +37,10 @@ RECORD_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError
 
 
 class Stream(NamedTuple):
-    """A stream of the prepared folder."""
+    """A subfolder of the prepared folder: a split such as `val`, or its subset `val/Github`."""
 
-    records: list[dict[str, Any]]  # what each task has counted in it
+    records: list[dict[str, Any]]
+    """What each task has counted in it."""
     chunks: list[Chunk]
 
 
@@ -63,6 +64,7 @@ def publish(
     for name, stream in streams.items():
         write_json(job.folder / name / INDEX, _index(stream.chunks, job.dtype))
     _remove_leftovers(job.folder, streams)
+    # Files of tokens have it before each document; the encoder of texts writes it after each.
     document_token_at = "start" if job.recipe.is_tokenized else "end"
     chunks = {name: stream.chunks for name, stream in streams.items()}
     manifest: dict[str, Any] = {
@@ -130,6 +132,8 @@ def count_skipped(
     records: Mapping[int, dict[str, Any]], skipped_files: Mapping[str, list[str]] = {}
 ) -> dict[str, dict[str, Any]]:
     """Return how many files and documents were left out for each reason, and the first of them.
+
+    `skipped_files` has the names of files that no task reads, by reason.
 
     Raises the same errors as `join_streams`.
     """

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anlit.data.preparation.formats import Columns, n_pieces_of
+from anlit.data.preparation.formats import n_pieces_of
+from anlit.data.preparation.formats.text import Columns
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import CorpusFiles, SourceFile, is_held_out
 from anlit.data.storage.manifest import TASKS, TRAIN, VAL

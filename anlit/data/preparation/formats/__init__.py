@@ -10,8 +10,6 @@ from pathlib import Path
 from anlit.data.preparation.formats import parquet, text
 from anlit.data.preparation.formats.text import FRAMES, THE_FILE, Columns, Record, foreign_file
 
-__all__ = ["Columns", "Record", "is_one_text", "n_pieces_of", "read_file"]
-
 JSON_LINES = (".json", ".jsonl", ".jsonlines", ".ndjson")
 """Endings of JSON lines. The hub's .json files are mostly JSON lines too."""
 MANY_DOCUMENTS = re.compile(

@@ -41,9 +41,10 @@ def read_rows(path: Path, columns: Columns, piece: int, n_pieces: int) -> Iterat
     with file:
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         sizes = [_compressed_size(group) for group in groups]
-        start = 0
+        start = 0  # bytes of the groups before this group
         first_row = 0
         for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+            # Pieces have equal bytes. A group belongs to the piece in which it begins.
             if start * n_pieces // max(1, sum(sizes)) == piece:
                 yield from _read_group(file, number, first_row, group.num_rows, columns)
             start += size
@@ -67,7 +68,7 @@ def _reason(error: Exception) -> str:
 
 def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | None:
     """Return the problem and its detail unless text and subset are columns of strings."""
-    (empty,) = schema.empty_table().to_batches() or [pa.RecordBatch.from_pylist([], schema)]
+    empty = schema.empty_table()  # `_values` fails on it as on the rows of the file
     for problem, name in (("no_text_field", columns.text), ("no_subset_field", columns.subset)):
         try:
             if name is not None:
@@ -103,10 +104,10 @@ def _read_group(
         yield Record(Position("row group", group + 1), None, "damaged", detail)
 
 
-def _values(batch: pa.RecordBatch, dotted_name: str) -> list[bytes | None]:
+def _values(rows: pa.RecordBatch | pa.Table, dotted_name: str) -> list[bytes | None]:
     """Return a column as bytes: pyarrow reads strings unchecked, and raises when it makes them."""
-    names = [dotted_name] if dotted_name in batch.schema.names else dotted_name.split(".")
-    column = batch.column(names[0])
+    names = [dotted_name] if dotted_name in rows.schema.names else dotted_name.split(".")
+    column = rows.column(names[0])
     if names[1:]:
         column = pc.struct_field(column, names[1:])
     return column.cast(pa.large_binary()).to_pylist()
