@@ -16,10 +16,11 @@ DEFAULT_FOLDER = "runs"
 WIDE = 110
 """Characters from which on all columns have room."""
 LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
+"""Columns that a terminal below `WIDE` does not show."""
 LONGEST_IF_NARROW = {"run": 18, "tags": 11, "changes": 11}
 """Characters of a cell in a narrow terminal, which shows the end of a folder."""
-LEFT = ("run", "folder", "state", "tags", "changes")
-"""Columns of text."""
+LEFT_ALIGNED = ("run", "folder", "state", "tags", "changes")
+"""Columns of text; numbers are aligned right."""
 MOST_CHANGES = 4
 """Changes in a cell; --json has all."""
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -49,7 +50,7 @@ def parser() -> ToolParser:
         metavar="TAG",
         help="only the runs with this tag; several, as --tag a --tag b or a,b: with all of them",
     )
-    add("--json", action="store_true", help="one JSON object a run and line, with whole numbers")
+    add("--json", action="store_true", help="one line of JSON for each run, with exact numbers")
     return parser
 
 
@@ -83,7 +84,7 @@ def table_of(overviews: list[Overview], width: int) -> Table:
             length = LONGEST_IF_NARROW[heading]
             cells = [shortened(text, length, heading == "run") for text in cells]
         shown[heading] = cells
-    left = [number for number, heading in enumerate(shown) if heading in LEFT]
+    left = [number for number, heading in enumerate(shown) if heading in LEFT_ALIGNED]
     rows = list(zip(*shown.values(), strict=True))
     title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
     return Table(title, list(shown), rows, left)
@@ -116,10 +117,10 @@ def shortened(text: str, length: int, keeps_end: bool) -> str:
 
 def changes_of(overview: Overview) -> str:
     """The first changes, and an ellipsis if there are more."""
-    words = list(overview.changes[:MOST_CHANGES])
+    changes = list(overview.changes[:MOST_CHANGES])
     if len(overview.changes) > MOST_CHANGES:
-        words.append("…")
-    return ", ".join(words) or NONE
+        changes.append("…")
+    return ", ".join(changes) or NONE
 
 
 def age_in_words(seconds: float | None) -> str:

@@ -37,6 +37,8 @@ Z_95 = 1.959964
 """Quantile of the normal distribution for a 95 % interval."""
 MAX_COLUMNS = 3
 """Panels in a row."""
+TITLE_CHARACTERS = 75
+"""Characters of the titles in a row, over all panels."""
 MAX_NUMBERED_CELLS = 12
 """Cells in a row over all panels. If there are more, cells show no numbers."""
 TABLE_TITLE = "Exact match, its 95 % interval, and nats per token of the answer"
@@ -131,23 +133,11 @@ def measure_accuracy(
     """
     depths = spread_depths(settings.n_depths)
     n_samples = settings.n_samples
-    numbers = list(product(range(len(depths)), range(n_samples)))
-    at_once = max(1, MAX_SAMPLE_TOKENS // length)
-    scores: list[tuple[float, bool, float, int]] = []
-    for first in range(0, len(numbers), at_once):
-        samples = []
-        for i, j in numbers[first : first + at_once]:
-            random = generator(settings.seed, EVALUATION, length, (i << 32) + j)
-            samples.append(haystack.sample(length, depths[i], random, True))
-        is_match, log_likelihoods = score_answers(model, samples)
-        for sample, match, nats in zip(
-            samples, is_match.tolist(), log_likelihoods.tolist(), strict=True
-        ):
-            scores.append((sample.depth, match, nats, sample.n_answer))
+    scores = _score_all_samples(model, haystack, length, settings)
     table = np.array(scores).reshape(len(depths), n_samples, 4)
-    true_depth, match, log_likelihood, n_answer = table.transpose(2, 0, 1)
-    mean_depths = true_depth.mean(1)
-    matches = match.sum(1)
+    sample_depths, is_match, log_likelihood, n_answer = table.transpose(2, 0, 1)
+    mean_depths = sample_depths.mean(1)
+    matches = is_match.sum(1)
     nats_per_token = log_likelihood.sum(1) / n_answer.sum(1)
     by_depth = []
     for i, depth in enumerate(depths):
@@ -160,10 +150,36 @@ def measure_accuracy(
         })  # fmt: skip
     return {
         "length": length,
-        "accuracy": float(match.mean()),
+        "accuracy": float(is_match.mean()),
         "nats_per_token": float(log_likelihood.sum() / n_answer.sum()),
         "by_depth": by_depth,
     }
+
+
+def _score_all_samples(
+    model: LanguageModel, haystack: Haystack, length: int, settings: NeedleSettings
+) -> list[tuple[float, bool, float, int]]:
+    """Score the samples of each depth in turn, several in a forward pass.
+
+    Returns:
+        (depth, match, log-likelihood in nats, tokens of the answer) for each sample.
+    """
+    depths = spread_depths(settings.n_depths)
+    positions = list(product(range(len(depths)), range(settings.n_samples)))
+    at_once = max(1, MAX_SAMPLE_TOKENS // length)
+    scores = []
+    for first in range(0, len(positions), at_once):
+        samples = []
+        for i, j in positions[first : first + at_once]:
+            # The two numbers in one key; j is below 2³².
+            random = generator(settings.seed, EVALUATION, length, (i << 32) + j)
+            samples.append(haystack.sample(length, depths[i], random, held_out=True))
+        is_match, log_likelihoods = score_answers(model, samples)
+        for sample, match, nats in zip(
+            samples, is_match.tolist(), log_likelihoods.tolist(), strict=True
+        ):
+            scores.append((sample.depth, match, nats, sample.n_answer))
+    return scores
 
 
 @torch.inference_mode()
@@ -212,7 +228,7 @@ def _accuracy_and_nats(result: dict[str, Any]) -> str:
     """A cell of the table, in three lines for the terminal."""
     low, high = result["interval_95"]
     sd = "" if result["accuracy_sd"] is None else f" ± {result['accuracy_sd']:.3f}"
-    nats = f"{result['nats_per_token']:.3f}".replace("-0.000", "0.000")
+    nats = f"{result['nats_per_token']:.3f}".replace("-0.000", "0.000")  # a zero has no sign
     return f"{result['accuracy']:.3f}{sd}\n[{low:.3f}, {high:.3f}]\n{minus(nats)}"
 
 
@@ -225,15 +241,16 @@ def draw_accuracy(record: dict[str, Any]) -> Figure:
     lengths = record["settings"]["lengths"]
     depths = record["settings"]["depths"]
     n_columns = min(len(arms), MAX_COLUMNS)
-    height = 0.5 + 0.16 * max(5, len(depths))
+    height = 0.5 + 0.16 * max(5, len(depths))  # inches
     figure, all_axes = panels(len(arms), n_columns, TEXT_WIDTH / n_columns, height)
     tick_labels = [length_name(record, length).replace(" ", "\n") for length in lengths]
     has_numbers = n_columns * len(lengths) <= MAX_NUMBERED_CELLS
     for number, (axes, arm) in enumerate(zip(all_axes, arms, strict=True)):
-        image = heat_map(axes, _mean_shares(record, arm).T, 1.0, has_numbers)
+        image = heat_map(axes, _mean_shares(record, arm).T, top=1.0, numbers=has_numbers)
         n_seeds = len(arm["checkpoints"])
         seeds = f" ({n_seeds}\N{NO-BREAK SPACE}seeds)" if n_seeds > 1 else ""
-        axes.set_title(textwrap.fill(legend_name(arm["label"]) + seeds, 75 // n_columns))
+        title = legend_name(arm["label"]) + seeds
+        axes.set_title(textwrap.fill(title, TITLE_CHARACTERS // n_columns))
         axes.set_xticks(range(len(lengths)), tick_labels)
         axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f}" for depth in depths])
         axes.grid(False)

@@ -54,7 +54,7 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
 
 
 def unknown_keys(config: dict[str, Any]) -> list[str]:
-    """Return the keys with a value that import neither reads nor knows to change no logit."""
+    """Return the keys with a value that might change the logits, although import ignores them."""
     known = {*SETTINGS, *TYPES, *REQUIRED_VALUES, *KEYS_WITHOUT_EFFECT}
     return sorted(key for key in config.keys() - known if config[key] not in (None, False))
 
@@ -154,6 +154,7 @@ def _rotary_layers(config: dict[str, Any], family: Family) -> list[bool]:
     flags = config.get("no_rope_layers")
     if not flags:
         interval = config.get("no_rope_layer_interval") or DEFAULT_NOPE_INTERVAL
+        # Every interval-th layer has no rotation, a flag of 0.
         flags = [(layer + 1) % interval for layer in range(n_layers)]
     return list(map(bool, flags[:n_layers]))
 
@@ -180,12 +181,23 @@ def _windows(config: dict[str, Any], family: Family) -> list[int | None]:
 
 
 def _pattern_of_layers(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
-    """The object of all layers, or the shortest pattern that gives it to them in turn."""
-    n_layers = len(layers)
-    for period in range(1, n_layers + 1):
-        repeated = [layers[i % period] for i in range(n_layers)]
-        if repeated == layers:
-            break
+    """The object of all layers, or the shortest pattern that gives it to them in turn.
+
+    Args:
+        layers: The object of each layer as plain values.
+        pattern: The class of such a pattern.
+    """
+    period = _shortest_period(layers)
     if period == 1:
         return layers[0]
     return _class_with_arguments(pattern, layers=layers[:period])
+
+
+def _shortest_period(layers: list[dict[str, Any]]) -> int:
+    """The fewest first layers that give all layers if they are repeated."""
+    n_layers = len(layers)
+    for period in range(1, n_layers):
+        repeated = [layers[i % period] for i in range(n_layers)]
+        if repeated == layers:
+            return period
+    return n_layers

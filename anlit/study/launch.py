@@ -23,7 +23,9 @@ from anlit.study.plan import PlannedRun
 from anlit.study.state import LOG, note_end, note_start, read_state
 
 POLL_SECONDS = 0.2
+"""Seconds between two looks at a run or its lock."""
 LOCK = ".lock"
+"""The file in a run's folder that the process holds that trains it."""
 DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING_SIGNALS)}
 """Exit codes of a run that a signal ends before it trains."""
 
@@ -102,6 +104,7 @@ def _train(
             stdout=log,
             stderr=log,
             env=environment,
+            # The run keeps its lock if this process is killed.
             pass_fds=[lock.fileno()],
         ) as process,
     ):

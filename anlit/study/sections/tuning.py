@@ -41,7 +41,7 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     noun = "grid" if results.study.search is None else "range"
     point_paragraphs = ["## Tuning, all settings"]
     if results.study.search is not None:
-        point_paragraphs = ["## Tuning, the best settings", _cut(tunings)]
+        point_paragraphs = ["## Tuning, the best settings", _sentence_on_left_out(tunings)]
     return [
         "## Tuning",
         f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
@@ -55,8 +55,8 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cut(tunings: list[Tuning]) -> str:
-    """How many of the draws the table has."""
+def _sentence_on_left_out(tunings: list[Tuning]) -> str:
+    """A sentence on the draws that the table leaves out; empty if it has all."""
     searched = [len(arm_tuning.points) for arm_tuning in tunings if arm_tuning.arm.ranges]
     n_draws = max(searched, default=0)
     if n_draws <= MOST_DRAWS:
@@ -65,6 +65,7 @@ def _cut(tunings: list[Tuning]) -> str:
 
 
 def _budget(tunings: list[Tuning]) -> str:
+    """How many settings were tried for each arm, with a warning if arms differ."""
     counts = sorted({len(arm_tuning.points) for arm_tuning in tunings})
     if len(counts) == 1:
         return f"{counts[0]} settings for each arm"
@@ -89,6 +90,7 @@ def _best_row(arm_tuning: Tuning) -> list[str]:
 
 
 def _best_label(arm_tuning: Tuning) -> str:
+    """The best setting; before all runs have ended, the best so far."""
     best = arm_tuning.points[0]
     if arm_tuning.best is not None:
         return best.point.label
@@ -96,6 +98,7 @@ def _best_label(arm_tuning: Tuning) -> str:
 
 
 def _edge(arm_tuning: Tuning) -> str:
+    """Which best values lie at the edge of what was tried; `NONE` if no number was tuned."""
     if arm_tuning.edges:
         return "; ".join(arm_tuning.edges)
     if arm_tuning.best is None or not any(map(is_number, arm_tuning.best.shown.values())):
@@ -104,6 +107,7 @@ def _edge(arm_tuning: Tuning) -> str:
 
 
 def _point_rows(arm_tuning: Tuning) -> list[list[str]]:
+    """A row for each point of a grid, or for the best draws: arm, setting, loss, states of runs."""
     rows = []
     n_rows = MOST_DRAWS if arm_tuning.arm.ranges else None
     for point, loss, states in arm_tuning.points[:n_rows]:

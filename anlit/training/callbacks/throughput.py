@@ -221,4 +221,5 @@ def peak_flops(device: torch.device, precision: str | int | None) -> float | Non
     for mark, gpu in GPU_MARKS.items():
         if mark in name:
             return PEAKS[gpu][dtype]
+    # Lightning asks torch itself whether float32 means TF32.
     return get_available_flops(device, getattr(torch, dtype.removeprefix("t")))
