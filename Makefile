@@ -29,7 +29,7 @@ ENGINE  ?=
 .PHONY: help demo test test-slow test-torch211 check format study sweep english install extras image image-check slurm-check gpu gpu-wheels clean
 
 help:  ## Show what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: $(VENV)/.installed  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
 	$(BIN)/anlit demo --output $(RUNS)

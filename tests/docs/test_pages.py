@@ -58,6 +58,20 @@ def test_every_named_path_exists(page: Path) -> None:
             assert (FOLDER / code).is_file(), f"{name(page)} names the configuration {code}"
 
 
+def test_contributing_names_what_the_code_has() -> None:
+    """`NAME` and `anlit.module.name`: the last word is a word of a Python file."""
+    words = set()
+    for folder in ("anlit", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            words.update(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+
+    names = re.findall(r"`(?:\w+\.)*([A-Za-z_]+)`", page)
+
+    assert len(names) > 20
+    assert set(names) - words == set()
+
+
 def test_readme_fits_on_one_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 180
