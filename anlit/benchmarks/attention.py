@@ -30,7 +30,7 @@ MEAN_DOCUMENT = 1 / 8
 LAYOUTS = ("dense", "documents")
 """Each row has one document, or many."""
 BACKWARD = 2.5
-"""FLOPs of the backward pass over those of the forward pass. It has five matrix products, the
+"""FLOPs of the backward pass over FLOPs of the forward pass. It has five matrix products, the
 forward pass two, because it recomputes the scores."""
 PRESETS = {
     "h200": {

@@ -1,7 +1,7 @@
 """The entries of a checkpoint whose run averages its weights.
 
 `state_dict` has the averages, so every reader of weights gets them. Training goes on from the
-weights in `CURRENT`. The keys are those of Lightning's `WeightAveraging`.
+weights in `CURRENT`. Lightning's `WeightAveraging` has the same keys.
 """
 
 from typing import Any

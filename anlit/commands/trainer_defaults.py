@@ -1,4 +1,4 @@
-"""The defaults of anlit that differ from those of Lightning's Trainer."""
+"""The defaults of anlit that differ from the defaults of Lightning's Trainer."""
 
 from typing import Any
 

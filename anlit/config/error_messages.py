@@ -88,7 +88,7 @@ class ParserError:
 
 
 def explain_parser_error(message: str, options: Collection[str], program: str) -> str:
-    """One sentence for an error of a parser; the arguments are those of `ParserError`."""
+    """One sentence for an error of a parser, with the arguments of `ParserError`."""
     shortened = _FURTHER_MEMBERS.sub(r"\1\2", message.strip())
     error = ParserError(shortened, options, program)
     for patterns, explain in EXPLANATIONS:

@@ -24,8 +24,7 @@ def tensors_by_file(folder: Path) -> dict[Path, list[str]]:
 
     Raises:
         UserError: The folder has no safetensors, or two models. The index is damaged, or names a
-            file outside the folder. A file is missing or damaged, or its tensors are not those in
-            the index.
+            file outside the folder. A file is missing or damaged, or the index names other tensors.
     """
     single_file = folder / WEIGHTS
     index = folder / INDEX

@@ -37,7 +37,7 @@ OBSERVERS = (
 def learning_callbacks(callbacks: Any) -> dict[str, Any]:
     """The callbacks that may change what is learned, by class name, as settings of a run.
 
-    Each has `on` for its class and its arguments, so labels and notes name those that differ.
+    Each has `on` for its class and its arguments, so labels and notes name what differs.
     """
     settings: dict[str, Any] = {}
     for spec in as_list(callbacks):

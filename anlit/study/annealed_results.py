@@ -1,7 +1,7 @@
 """The annealed runs of a study: each arm's final losses, and its speed-ups over a baseline.
 
-The speed-up of `anlit.compare.annealed` stands beside that of `anlit.compare.statistics`, over the
-same runs. There each run has the curve of its stable run until the branch.
+The speed-up of `anlit.compare.annealed` stands beside the speed-up of `anlit.compare.statistics`,
+over the same runs. There each run has the curve of its stable run until the branch.
 """
 
 import math
@@ -142,7 +142,7 @@ def _obstacle(result: RunResult) -> str:
 
 
 def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | None, Curve | None]:
-    """The end of an annealed run, and its curve with that of the stable run before; or None.
+    """The end of an annealed run, and its curve after the curve of the stable run; or None.
 
     Micro-batches have the same number of tokens throughout.
     """

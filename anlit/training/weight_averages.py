@@ -100,7 +100,7 @@ class WeightAverages(L.Callback):
             self._saved = {key: checkpoint[key] for key in (AVERAGES, STATE)}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Make room for the averages, and take those of the checkpoint that the run continues."""
+        """Make room for the averages, and load them from the checkpoint that the run continues."""
         _refuse_other_hook(pl_module.model)
         _refuse_late_start(self.rule, trainer)
         self.rule.on_train_start(trainer, pl_module)

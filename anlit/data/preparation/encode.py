@@ -79,7 +79,7 @@ class _ChunkWriter:
     ) -> None:
         """Add documents of `n_bytes` of text.
 
-        `change` is how their tokens change the text. `text` is that of a single document.
+        `change` is how their tokens change the text. `text` belongs to a single document.
         """
         counts = self.streams[stream]
         if text is not None:

@@ -63,7 +63,7 @@ class KeyValueCache:
     def extend(self, layer: nn.Module, k: Tensor, v: Tensor, window: int | None) -> list[Tensor]:
         """Add a layer's new keys and values, (B, G, Q, D).
 
-        Return those that its new queries may see, (B, G, K, D).
+        Return the keys and values that its new queries may see, (B, G, K, D).
         """
         if window is not None:
             return self._extend_window(layer, k, v, window)

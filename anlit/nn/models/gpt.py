@@ -36,7 +36,7 @@ class GPTConfig(DecoderConfig):
 
     Args:
         norm_eps: ε of every RMS norm.
-        init_std: Standard deviation of the initial matrices, with a base those of the base.
+        init_std: Standard deviation of the initial matrices; with a base, at the base's width.
     """
 
     norm_eps: float = 1e-6

@@ -11,7 +11,7 @@ from anlit.training.weight_averages import n_steps_of
 class TailAveraging(WeightAveraging):
     """Averages the weights over the last share of the run's optimizer steps, all alike.
 
-    The learning rate stays that of the schedule. The last step always counts. If the run's length
+    The learning rate follows the schedule. The last step always counts. If the run's length
     changes, so does the first step. A mean that began earlier starts anew.
 
     Args:
