@@ -37,7 +37,7 @@ backward pass computes more of them again, from the logits' log-sum-exp."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse devices that are not a CPU."""
+    """Return a reason against devices that are not a CPU."""
     if q is None or q.device.type == "cpu":
         return None
     return f"it is made for CPUs, and the model is on {q.device.type}"

@@ -36,7 +36,7 @@ function that looks it up."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse a(t), any m(t) but ALiBi's, and some devices, precisions and widths of `q`."""
+    """Return a reason against a(t), m(t) unless it is ALiBi's, and some forms of `q`."""
     reason = _unsupported_mechanism(mechanism)
     if reason is None and q is not None:
         reason = _unsupported_queries(q)

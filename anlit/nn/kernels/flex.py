@@ -49,10 +49,7 @@ HAS_FLASH_4 = _has_flash_4()
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Why FlexAttention cannot compute queries like `q`; None if it can.
-
-    All mechanisms are supported.
-    """
+    """Return a reason against some devices, precisions and widths of `q`, and no mechanism."""
     if q is None:
         return None
     if q.device.type not in ("cuda", "cpu"):

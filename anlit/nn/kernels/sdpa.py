@@ -30,7 +30,7 @@ PRIORITY = [
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse a mechanism with an a(t). All devices are supported."""
+    """Return a reason against a mechanism with an a(t), and against no device."""
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
     return None

@@ -40,7 +40,7 @@ OLDEST_CAPABILITY = (8, 0)
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
-    """Refuse several learned coefficients, and some devices, precisions and widths of `q`."""
+    """Return a reason against several learned coefficients, and against some forms of `q`."""
     if not IS_INSTALLED:
         return f"triton is not installed: {install_advice('triton', 'triton')}"
     if tables_are_learned(mechanism) and find_coefficient(mechanism) is None:
