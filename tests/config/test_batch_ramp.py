@@ -88,7 +88,18 @@ def test_a_configuration_without_a_ramp_has_equal_steps() -> None:
     assert configured.schedule == {0: 4}
 
 
-@pytest.mark.parametrize("schedule", [None, {}, {0: 1.5}, {0: True}, {1: 2}, {-1: 1, 0: 2}, {0: 0}])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param(None, id="none"),
+        pytest.param({}, id="without steps"),
+        pytest.param({1: 2}, id="without step 0"),
+        pytest.param({-1: 1, 0: 2}, id="a step before 0"),
+        pytest.param({0: 0}, id="no micro-batch"),
+        pytest.param({0: 1.5}, id="a part of a micro-batch"),
+        pytest.param({0: True}, id="a yes in place of a number"),
+    ],
+)
 def test_a_wrong_schedule_is_refused(schedule: Any) -> None:
     with pytest.raises(UserError, match="and 0 as the first step"):
         Ramp(schedule)

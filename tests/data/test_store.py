@@ -57,7 +57,16 @@ def folder(tmp_path: Path, tokens: np.ndarray) -> Path:
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, 5000), (0, 777), (776, 2), (777, 777), (1553, 1700), (4999, 1), (5000, 0), (10, 0)],
+    [
+        pytest.param(0, 5000, id="the whole array"),
+        pytest.param(0, CHUNK_TOKENS, id="the first chunk"),
+        pytest.param(CHUNK_TOKENS, CHUNK_TOKENS, id="the second chunk"),
+        pytest.param(CHUNK_TOKENS - 1, 2, id="the border of two chunks"),
+        pytest.param(2 * CHUNK_TOKENS - 1, 1700, id="four chunks"),
+        pytest.param(4999, 1, id="the last token"),
+        pytest.param(5000, 0, id="nothing after the end"),
+        pytest.param(10, 0, id="nothing in the middle"),
+    ],
 )
 def test_any_range_of_the_array_is_read_across_chunks(
     first: int, count: int, folder: Path, tokens: np.ndarray
