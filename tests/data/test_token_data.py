@@ -64,7 +64,7 @@ def ready(rank: int = 0, ranks: int = 1, **settings: Any) -> TokenData:
     return data
 
 
-def first(data: TokenData, count: int) -> list[Batch]:
+def first_batches(data: TokenData, count: int) -> list[Batch]:
     """Return the first batches of training, over several epochs."""
     loader = data.train_dataloader()
     return list(islice(chain.from_iterable(repeat(loader)), count))
@@ -86,7 +86,9 @@ def first_tokens(batches: list[Batch]) -> list[int]:
 
 
 def test_rows_are_shifted_and_filled_up_with_what_does_not_count() -> None:
-    (batch,) = first(ready(train=[[1, 2, 3], [4, 5]], shuffle=False), 1)
+    data = ready(train=[[1, 2, 3], [4, 5]], shuffle=False)
+
+    (batch,) = first_batches(data, 1)
 
     assert batch.tokens.tolist() == [[1, 2], [4, 5]]
     assert batch.targets.tolist() == [[2, 3], [5, -100]]
@@ -94,60 +96,96 @@ def test_rows_are_shifted_and_filled_up_with_what_does_not_count() -> None:
 
 
 def test_a_separator_ends_documents_inside_of_an_item() -> None:
-    (batch,) = first(ready(train=[[1, 0, 2, 3]], batch_size=1, end_of_document=0), 1)
+    data = ready(train=[[1, 0, 2, 3]], batch_size=1, end_of_document=0)
+
+    (batch,) = first_batches(data, 1)
 
     assert batch.document_ids.tolist() == [[0, 0, 1]]
 
 
 def test_each_pass_has_every_item_once_in_an_order_of_the_seed() -> None:
-    passes = first_tokens(first(ready(), 23))
-    assert len(passes) == 46
+    items = list(range(23))
+    batches_of_two_passes = 23
 
-    assert Counter(passes[:23]) == Counter(range(23)) == Counter(passes[23:46])
-    assert passes[:23] != passes[23:46]
-    assert passes[:23] != list(range(23))
-    assert first_tokens(first(ready(seed=1), 23)) != passes
-    assert first_tokens(first(ready(shuffle=False), 12))[:23] == list(range(23))
+    both_passes = first_tokens(first_batches(ready(), batches_of_two_passes))
+
+    first_pass = both_passes[:23]
+    second_pass = both_passes[23:]
+    assert sorted(first_pass) == items
+    assert sorted(second_pass) == items
+    assert first_pass != second_pass
+    assert first_pass != items
+    other_seed = first_batches(ready(seed=1), batches_of_two_passes)
+    assert first_tokens(other_seed) != both_passes
+
+
+def test_without_shuffling_items_keep_their_order() -> None:
+    batches = first_batches(ready(shuffle=False), 12)
+
+    assert first_tokens(batches)[:23] == list(range(23))
 
 
 @pytest.mark.parametrize("dataset", [Numbered, Iterated])
-@pytest.mark.parametrize("settings", [{"ranks": 2}, {"ranks": 3}])
-def test_devices_share_the_order_of_one_device(dataset: type, settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_devices_share_the_order_of_one_device(dataset: type, ranks: int) -> None:
     """A global batch of all devices has the rows of one device with the larger batch."""
-    ranks = settings["ranks"]
-    whole = first_tokens(first(ready(train=dataset(), batch_size=2 * ranks), 20))
+    single = ready(train=dataset(), batch_size=2 * ranks)
+    expected = first_tokens(first_batches(single, 20))
 
-    by_rank = [first(ready(rank, ranks, train=dataset()), 20) for rank in range(ranks)]
-    together = []
-    for batches in zip(*by_rank, strict=True):
-        together += first_tokens(list(batches))
-    assert together == whole
+    batches_by_rank = []
+    for rank in range(ranks):
+        data = ready(rank, ranks, train=dataset())
+        batches_by_rank.append(first_batches(data, 20))
+
+    tokens = []
+    for global_batch in zip(*batches_by_rank, strict=True):
+        tokens += first_tokens(list(global_batch))
+    assert tokens == expected
 
 
 def test_workers_do_not_change_the_batches() -> None:
-    expected = rows_of(first(ready(), 9))
+    expected = rows_of(first_batches(ready(), 9))
 
-    assert rows_of(first(ready(num_workers=2), 9)) == expected
+    assert rows_of(first_batches(ready(num_workers=2), 9)) == expected
 
 
 @pytest.mark.parametrize("dataset", [Numbered, Iterated])
 @pytest.mark.parametrize("n_drawn", [3, 11, 12])
 def test_a_saved_position_continues_with_the_next_batch(dataset: type, n_drawn: int) -> None:
-    """Also in the next pass, and on other numbers of devices."""
-    whole = rows_of(first(ready(train=dataset()), 20))
-    data = ready(train=dataset())
-    first(data, n_drawn)
-    state = data.state_dict()
+    """Also in the next pass."""
+    uninterrupted = rows_of(first_batches(ready(train=dataset()), 20))
+    state = state_after(dataset, n_drawn)
 
-    again = ready(train=dataset())
-    again.load_state_dict(state)
-    assert rows_of(first(again, 20 - n_drawn)) == whole[2 * n_drawn :]
+    continued = ready(train=dataset())
+    continued.load_state_dict(state)
 
-    shared = [ready(rank, 2, train=dataset(), batch_size=1) for rank in range(2)]
-    for data in shared:
+    rows = rows_of(first_batches(continued, 20 - n_drawn))
+    assert rows == uninterrupted[2 * n_drawn :]
+
+
+@pytest.mark.parametrize("dataset", [Numbered, Iterated])
+@pytest.mark.parametrize("n_drawn", [3, 11, 12])
+def test_a_saved_position_continues_on_another_number_of_devices(
+    dataset: type, n_drawn: int
+) -> None:
+    uninterrupted = rows_of(first_batches(ready(train=dataset()), 20))
+    state = state_after(dataset, n_drawn)
+
+    batches = []
+    for rank in range(2):
+        data = ready(rank, 2, train=dataset(), batch_size=1)
         data.load_state_dict(state)
-    (one,), (other,) = (first(data, 1) for data in shared)
-    assert rows_of([one, other]) == whole[2 * n_drawn :][:2]
+        batches += first_batches(data, 1)
+
+    first_row = 2 * n_drawn
+    assert rows_of(batches) == uninterrupted[first_row : first_row + 2]
+
+
+def state_after(dataset: type, n_drawn: int) -> dict[str, Any]:
+    """The position after some batches on a single device."""
+    data = ready(train=dataset())
+    first_batches(data, n_drawn)
+    return data.state_dict()
 
 
 def test_a_trainer_stops_and_continues_with_the_same_batches(tmp_path) -> None:
@@ -160,18 +198,18 @@ def test_a_trainer_stops_and_continues_with_the_same_batches(tmp_path) -> None:
         trainer.save_checkpoint(tmp_path / "position.ckpt")
         return model
 
-    whole = fit(20, continued=False).seen
+    uninterrupted = fit(20, continued=False).seen
     first_part = fit(14, continued=False).seen
     second_part = fit(20, continued=True).seen
-    assert first_part + second_part == whole
+    assert first_part + second_part == uninterrupted
 
 
 def test_a_position_of_other_data_is_refused() -> None:
-    data = ready()
-    first(data, 1)
+    state = state_after(Numbered, n_drawn=1)
+
     for settings in ({"train": Numbered(22)}, {"seed": 1}, {"fingerprint": "other"}):
         other = ready(**settings)
-        other.load_state_dict(data.state_dict())
+        other.load_state_dict(state)
         with pytest.raises(UserError, match="position in the data is for"):
             other.train_dataloader()
 
@@ -203,16 +241,26 @@ def test_evaluation_has_every_target_once_on_any_number_of_devices(
     ],
 )
 def test_an_item_is_an_array_of_tokens_in_any_form(item: Any) -> None:
-    (batch,) = first(ready(train=[item], batch_size=1), 1)
+    (batch,) = first_batches(ready(train=[item], batch_size=1), 1)
 
     assert batch.tokens.tolist() == [[1, 2]]
     assert batch.targets.tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize("item", [[1], [[1, 2]], [0.5, 1.0], "text", {"text": "a"}, [[1], [2, 3]]])
+@pytest.mark.parametrize(
+    "item",
+    [
+        pytest.param([1], id="one token"),
+        pytest.param([[1, 2]], id="two axes"),
+        pytest.param([[1], [2, 3]], id="two rows"),
+        pytest.param([0.5, 1.0], id="fractions"),
+        pytest.param("text", id="text"),
+        pytest.param({"text": "a"}, id="without input_ids"),
+    ],
+)
 def test_another_item_is_refused(item: Any) -> None:
     with pytest.raises(UserError, match=r"TokenData has an item that is a .*: give two or"):
-        first(ready(train=[item], batch_size=1), 1)
+        first_batches(ready(train=[item], batch_size=1), 1)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +285,4 @@ def test_an_iterable_dataset_needs_steps_and_this_process() -> None:
     with pytest.raises(UserError, match=r"set trainer\.max_steps"):
         data.train_dataloader()
     with pytest.raises(UserError, match="has no items"):
-        first(ready(train=Iterated(0)), 1)
+        first_batches(ready(train=Iterated(0)), 1)
