@@ -30,7 +30,10 @@ def test_a_key_that_names_no_setting_is_its_own_name(key: str) -> None:
 
 
 def test_keys_with_the_same_last_name_keep_what_tells_them_apart() -> None:
-    points = expand_grid([{"m.first.lr": [1], "m.second.lr": [2]}, {"m.second.lr": 2}], "here")
+    first_grid = {"m.first.lr": [1], "m.second.lr": [2]}
+    second_grid = {"m.second.lr": 2}
+
+    points = expand_grid([first_grid, second_grid], "here")
 
     shown = attributes(points, "shown")
     assert shown == [{"first.lr": 1, "second.lr": 2}, {"second.lr": 2}]
@@ -101,7 +104,8 @@ def test_a_budget_is_merged_over_the_study(folder: Path) -> None:
 
     assert attributes(small.arms, "name") == ["gpt"]
     assert small.tuning_runs() == []
-    assert len(small.measuring_runs({"gpt": small.arms[0].points[0]})) == 1
+    selected = {"gpt": small.arms[0].points[0]}
+    assert len(small.measuring_runs(selected)) == 1
     assert len(full.tuning_runs()) == 6
 
 
@@ -133,7 +137,8 @@ def test_every_point_of_vary_is_an_arm(folder: Path) -> None:
 
 
 def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> None:
-    path = write_study(folder, seeds=[7, {"data.init_args.seed": [1, 2], "seed_everything": 3}])
+    two_seeds = {"data.init_args.seed": [1, 2], "seed_everything": 3}
+    path = write_study(folder, seeds=[7, two_seeds])
 
     study = read_study(path, None)
 

@@ -43,13 +43,15 @@ LINES: dict[str, Any] = {
 }
 
 
-def labels(lines: dict[str, Any], *search: Any) -> list[str]:
-    points, _ = draw_points(lines, Search(*search), "here")
+def labels(lines: dict[str, Any], method: str, draws: int, seed: int = 0) -> list[str]:
+    """The settings of each draw in words."""
+    points, _ = draw_points(lines, Search(method, draws, seed), "here")
     return attributes(points, "label")
 
 
-def values(lines: dict[str, Any], name: str, *search: Any) -> list[Any]:
-    points, _ = draw_points(lines, Search(*search), "here")
+def values(lines: dict[str, Any], name: str, draws: int) -> list[Any]:
+    """The value of a setting in each draw by Sobol."""
+    points, _ = draw_points(lines, Search("sobol", draws), "here")
     return [point.shown[name] for point in points]
 
 
@@ -62,16 +64,17 @@ def searched(folder: Path, draws: int = 8, **changes: Any) -> Study:
 @pytest.mark.parametrize("method", ["sobol", "random"])
 @pytest.mark.parametrize("fewer", [1, 5, 8])
 def test_further_draws_keep_the_earlier(method: str, fewer: int) -> None:
-    more = labels(LINES, method, 16)
+    draws = labels(LINES, method, 16)
 
-    assert len(set(more)) == 16
-    assert labels(LINES, method, fewer) == more[:fewer]
+    assert len(set(draws)) == 16
+    assert labels(LINES, method, fewer) == draws[:fewer]
 
 
 def test_draws_are_scipys_points_on_the_scales_of_the_ranges() -> None:
-    shares = qmc.Sobol(3, scramble=True, rng=np.random.default_rng(7)).random(16)
+    random = np.random.default_rng(7)
+    shares = qmc.Sobol(3, scramble=True, rng=random).random(16)
 
-    points, _ = draw_points(LINES, Search("sobol", 16, 7), "here")
+    points, _ = draw_points(LINES, Search("sobol", 16, seed=7), "here")
 
     for share, point in zip(shares.tolist(), points, strict=True):
         lr, norm, warmup = share
@@ -95,19 +98,22 @@ def test_draws_stay_what_they_were(method: str, first: list[str]) -> None:
 
 
 def test_seeds_have_other_draws() -> None:
-    assert not {*labels(LINES, "sobol", 8, 0)} & {*labels(LINES, "sobol", 8, 1)}
+    draws = set(labels(LINES, "sobol", 8, seed=0))
+    other_draws = set(labels(LINES, "sobol", 8, seed=1))
+
+    assert draws.isdisjoint(other_draws)
 
 
 def test_a_line_with_one_value_does_not_change_the_draws_of_others() -> None:
-    fixed = LINES | {"model.depth": [4]}
+    with_depth = LINES | {"model.depth": [4]}
 
-    assert values(fixed, "lr", "sobol", 8) == values(LINES, "lr", "sobol", 8)
-    assert values(fixed, "depth", "sobol", 8) == [4] * 8
+    assert values(with_depth, "depth", 8) == [4] * 8
+    assert values(with_depth, "lr", 8) == values(LINES, "lr", 8)
 
 
 def test_sobols_draws_are_even_in_every_line() -> None:
-    rates = values(LINES, "lr", "sobol", 8)
-    norms = values(LINES, "norm", "sobol", 8)
+    rates = values(LINES, "lr", 8)
+    norms = values(LINES, "norm", 8)
 
     eighths = [int(8 * math.log(rate / 1e-3, 30)) for rate in rates]
     assert sorted(eighths) == list(range(8))
@@ -117,26 +123,34 @@ def test_sobols_draws_are_even_in_every_line() -> None:
 @pytest.mark.filterwarnings("error")
 def test_a_number_of_draws_between_powers_of_two_takes_the_first() -> None:
     """scipy warns of other numbers than powers of two."""
-    assert labels(LINES, "sobol", 12) == labels(LINES, "sobol", 16)[:12]
+    draws = labels(LINES, "sobol", 12)
+
+    assert draws == labels(LINES, "sobol", 16)[:12]
     assert "the first of 16; Sobol's points are even at 8 and 16" in Search("sobol", 12).label
     assert Search("sobol", 16).label == "16 draws by sobol, seed 0"
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_whole_numbers_are_drawn_between_whole_numbers(scale: str) -> None:
-    lines = {"model.depth": {"low": 1, "high": 4, "scale": scale}, "model.lr": LOG}
+    """A whole number has the share of the numbers that round to it, of all from 0.5 to 4.5."""
+    depth_range = {"low": 1, "high": 4, "scale": scale}
+    lines = {"model.depth": depth_range, "model.lr": LOG}
 
-    depths = values(lines, "depth", "sobol", 256)
+    depths = values(lines, "depth", 256)
 
     assert set(map(type, depths)) == {int}
-    assert {*depths} == {1, 2, 3, 4}
+    assert set(depths) == {1, 2, 3, 4}
     for depth, count in Counter(depths).items():
-        width = math.log((depth + 0.5) / (depth - 0.5), 9) if scale == "log" else 0.25
-        assert count / 256 == pytest.approx(width, abs=0.01)
+        share = 1 / 4
+        if scale == "log":
+            share = math.log((depth + 0.5) / (depth - 0.5), 4.5 / 0.5)
+        assert count / 256 == pytest.approx(share, abs=0.01)
 
 
 def test_a_draw_stays_in_its_range_and_its_name_is_short() -> None:
-    lines = {"model.beta": {"low": 0.98765, "high": 0.99999}, "model.eps": {**LOG, "low": 1.234e-9}}
+    beta_range = {"low": 0.98765, "high": 0.99999}
+    eps_range = {"low": 1.234e-9, "high": 0.8, "scale": "log"}
+    lines = {"model.beta": beta_range, "model.eps": eps_range}
 
     points, ranges = draw_points(lines, Search("random", 200), "here")
 
@@ -150,7 +164,7 @@ def test_a_draw_stays_in_its_range_and_its_name_is_short() -> None:
 def test_equal_draws_are_drawn_again() -> None:
     lines = {"model.depth": {"low": 1, "high": 5}}
 
-    assert sorted(values(lines, "depth", "sobol", 5)) == [1, 2, 3, 4, 5]
+    assert sorted(values(lines, "depth", 5)) == [1, 2, 3, 4, 5]
     with pytest.raises(UserError, match=r"here has 5 different settings, and search\.draws is 6"):
         draw_points(lines, Search("sobol", 6), "here")
 
@@ -167,7 +181,8 @@ def test_arms_with_the_same_ranges_have_the_same_draws(folder: Path) -> None:
 def test_the_plan_counts_draws(folder: Path) -> None:
     pace = {"flops_per_second": 1e10}
     study = searched(folder, pace=pace)
-    grid = changed_study(folder, pace=pace, arms=arms_with(tune={RATE: list(range(8))}))
+    eight_rates = {RATE: list(range(8))}
+    grid = changed_study(folder, pace=pace, arms=arms_with(tune=eight_rates))
 
     text = describe_plan(study, 2, {}, {})
     grid_text = describe_plan(grid, 2, {}, {})
@@ -204,25 +219,32 @@ def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
     with pytest.raises(UserError, match=r"different numbers of settings \(gpt 8, grid 3\)"):
         grid_arm(folder)
 
-    assert len(grid_arm(folder, draws=3).tuning_runs()) == 6
-    assert len(grid_arm(folder, equal_tuning=False).tuning_runs()) == 11
+    equal = grid_arm(folder, draws=3)
+    unequal = grid_arm(folder, equal_tuning=False)
+    assert len(equal.tuning_runs()) == 6
+    assert len(unequal.tuning_runs()) == 11
+
+
+def rate_between(**bounds: Any) -> dict[str, Any]:
+    """The change of a study that tunes the rate over this range."""
+    return {"tune": {RATE: bounds}}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tune": {RATE: {"low": 1.0, "high": 0.5}}}, "low 1.0 and high 0.5: give a higher high"),
-        ({"tune": {RATE: {"low": 1.0, "high": 1.0}}}, "low 1.0 and high 1.0: give a higher high"),
-        ({"tune": {RATE: {**LOG, "low": 0}}}, "has scale log and low 0: give a low above 0"),
-        ({"tune": {RATE: {**LOG, "scale": "ln"}}}, "has scale ln: choose one of linear, log"),
+        (rate_between(low=1.0, high=0.5), "low 1.0 and high 0.5: give a higher high"),
+        (rate_between(low=1.0, high=1.0), "low 1.0 and high 1.0: give a higher high"),
+        (rate_between(low=0, high=1, scale="log"), "has scale log and low 0: give a low above 0"),
+        (rate_between(low=0.1, high=1, scale="ln"), "has scale ln: choose one of linear, log"),
         (
-            {"tune": {RATE: {"low": 0.1}}},
+            rate_between(low=0.1),
             "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high",
         ),
-        ({"tune": {RATE: {"low": 0.1, "high": math.inf}}}, "has no finite high: give a number"),
-        ({"tune": {RATE: {"low": "a", "high": 1}}}, "low is str in place of int or float"),
+        (rate_between(low=0.1, high=math.inf), "has no finite high: give a number"),
+        (rate_between(low="a", high=1), "low is str in place of int or float"),
         (
-            {"tune": {RATE: {**LOG, "step": 1}}},
+            rate_between(low=0.1, high=1, step=1),
             "unknown key 'step': the known ones are high, low, scale",
         ),
         ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
@@ -281,8 +303,10 @@ def bowl(centre: float) -> Any:
 
 
 def reported(study: Study, folder: Path, centre: float = 0.2) -> str:
+    """The report on a trained study, in Markdown."""
     train(study, folder / "out", bowl(centre))
-    return write_report(read_results(study, folder / "out")).with_suffix(".md").read_text()
+    results = read_results(study, folder / "out")
+    return write_report(results).with_suffix(".md").read_text()
 
 
 def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
@@ -291,8 +315,9 @@ def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
     text = reported(study, folder)
 
     rates = [point.shown["lr"] for point in study.arms[0].points]
-    best = sorted(rates, key=lambda rate: abs(math.log(rate / 0.2)))
-    assert re.findall(r"^\| GPT\+ \| lr=(\S+)", text, re.MULTILINE) == list(map(str, best[:8]))
+    best_first = sorted(rates, key=lambda rate: abs(math.log(rate / 0.2)))
+    rates_in_table = re.findall(r"^\| GPT\+ \| lr=(\S+)", text, re.MULTILINE)
+    assert rates_in_table == list(map(str, best_first[:8]))
     assert "Tuning budget: 16 settings for each arm, each trained on 1 seed (seed=0)" in text
     assert "Search: 16 draws by sobol, seed 0." in text
     assert "Ranges of all arms: lr 0.05 … 0.8 (log)." in text
@@ -305,7 +330,7 @@ def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
     assert len(record["tuning"]["gpt"]) == 16
     n_failed = sum(rate > 0.6 for rate in rates)
     assert n_failed > 0
-    assert f"| anGPT | 16 of 16 | {n_failed} | lr={best[0]} |" in text
+    assert f"| anGPT | 16 of 16 | {n_failed} | lr={best_first[0]} |" in text
 
 
 @pytest.mark.usefixtures("unsaved")
@@ -351,7 +376,8 @@ def test_report_and_console_name_the_edge(folder: Path) -> None:
 def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     """No two draws differ in the choice alone, so the others cannot be the same in all else."""
     tune = {RATE: LOG, "data.init_args.batch_size": [2, 4, 16]}
-    study = searched(folder, shared={"configs": ["common.yaml"], "tune": tune}, draws=16)
+    shared = {"configs": ["common.yaml"], "tune": tune}
+    study = searched(folder, shared=shared, draws=16)
 
     def final(run: Any, values: dict[str, Any], *_: float) -> float:
         return 4.0 - 0.1 * values["batch_size"] + abs(math.log(values["lr"] / 0.2)) / 100
@@ -365,20 +391,20 @@ def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
 
 @pytest.mark.usefixtures("unsaved")
 def test_more_draws_keep_the_earlier_runs(start: Launch, folder: Path) -> None:
-    output = folder / "out"
     searched(folder, draws=4, seeds=[1])
-    first = started_runs(finish(start("--jobs", "2")))
-    more = searched(folder, draws=8, seeds=[1])
+    earlier_runs = started_runs(finish(start("--jobs", "2")))
+    study = searched(folder, draws=8, seeds=[1])
 
     printed = finish(start("--jobs", "2"))
 
-    trained = started_runs(printed)
-    planned = attributes(more.tuning_runs(), "name")
-    assert trained >= {*planned} - first
-    assert not trained & first
+    later_runs = started_runs(printed)
+    tuning_runs = set(attributes(study.tuning_runs(), "name"))
+    assert later_runs >= tuning_runs - earlier_runs
+    assert later_runs.isdisjoint(earlier_runs)
     assert "tuning: 8 runs" in printed
-    output.rename(folder / "first")
-    reused = finish(start("--jobs", "2", "--reuse", "first"))
-    assert "started" not in reused
-    assert reused.count("taken from first") == 2 * 8 + 2
+
+    (folder / "out").rename(folder / "first")
+    printed_with_reuse = finish(start("--jobs", "2", "--reuse", "first"))
+    assert "started" not in printed_with_reuse
+    assert printed_with_reuse.count("taken from first") == 2 * 8 + 2
     assert "Report:" in finish(start("--report_only"))

@@ -57,11 +57,14 @@ def test_trends(folder: Path) -> None:
     assert over_parameters[2] == "3.0200 ± 0.0100"
     assert at_64[1] == "64"
     assert at_128[1] == "128"
-    sizes = list(map(n_parameters, best_rates))
-    line = stats.linregress(np.log(sizes), np.log(list(best_rates.values())))
-    half = line.stderr * stats.t.ppf(0.975, 1)
-    interval = f"{line.slope - half:.2f} … {line.slope + half:.2f}"
-    assert page.row("GPT+", 4) == ["GPT+", "3", f"{line.slope:.2f}", interval]
+    log_sizes = np.log(list(map(n_parameters, best_rates)))
+    log_rates = np.log(list(best_rates.values()))
+    line = stats.linregress(log_sizes, log_rates)
+    half_width = line.stderr * stats.t.ppf(0.975, 1)
+    low = line.slope - half_width
+    high = line.slope + half_width
+    slope_cells = [f"{line.slope:.2f}", f"{low:.2f} … {high:.2f}"]
+    assert page.row("GPT+", 4) == ["GPT+", "3", *slope_cells]
 
 
 def test_losses_of_the_tuning_are_curves_over_the_tried_values(
@@ -73,7 +76,9 @@ def test_losses_of_the_tuning_are_curves_over_the_tried_values(
     narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
     wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
 
-    tuned_losses.draw_tuned_losses({"GPT+": {32: narrow, 64: wide}}, "lr", "d_model", Path("a.png"))
+    losses_by_width = {32: narrow, 64: wide}
+
+    tuned_losses.draw_tuned_losses({"GPT+": losses_by_width}, "lr", "d_model", Path("a.png"))
 
     axes = drawn[0].axes[0]
     curves = [line.get_xydata().tolist() for line in axes.lines]
@@ -108,8 +113,8 @@ RATES = {
     "GPT+": [(130e3, [0.016]), (1.31e6, [0.004])],
     "nGPT": [(132e3, [0.016]), (1.32e6, [0.008])],
 }
-FLOPS = (1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189)
-LOSSES = {"GPT+": [(x * 1e11, [5 - x / 100, 5.1]) for x in FLOPS]}
+FLOPS = np.array([1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189]) * 1e11
+LOSSES = {"GPT+": [(flops, [5 - flops / 1e13, 5.1]) for flops in FLOPS]}
 
 
 def drawn_trend(monkeypatch: pytest.MonkeyPatch, drawn: list, series: Any, value: str) -> Any:
@@ -161,10 +166,13 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
 
     page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections, seeds=[1]))
 
-    of_compute = [f"{0.25 / 0.55:.3f}", f"{0.075 / 0.55:.3f}"]
-    exponents = ["0.300", "0.250", *of_compute, "1.500", "9"]
-    cells = page.row("GPT+", 7)[1:]
-    assert [cell.split()[0] for cell in cells] == exponents
+    exponents = ["0.300", "0.250"]
+    size_of_compute = f"{0.25 / (0.30 + 0.25):.3f}"
+    loss_of_compute = f"{0.30 * 0.25 / (0.30 + 0.25):.3f}"
+    irreducible_loss = "1.500"
+    n_runs = "9"
+    cells = [cell.split()[0] for cell in page.row("GPT+", 7)[1:]]
+    assert cells == [*exponents, size_of_compute, loss_of_compute, irreducible_loss, n_runs]
 
 
 def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, drawn) -> None:
@@ -198,8 +206,9 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
     panels, *_ = zip(*rows, strict=True)
     assert panels == ("64", "64", "128", "128", "256", "256")
     early, late, unpaired, *_ = rows
-    assert early[1] == f"{100 * 8 * 256 / n_parameters(64):.3g}"
-    assert late[1] == f"{400 * 8 * 256 / n_parameters(64):.3g}"
+    tokens_of_step = 8 * 256
+    assert early[1] == f"{100 * tokens_of_step / n_parameters(64):.3g}"
+    assert late[1] == f"{400 * tokens_of_step / n_parameters(64):.3g}"
     interval = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
     assert early[3:5] == ["2", "4.0150 ± 0.0071"]
     assert early[5] == with_interval("+.4f", -0.4, *interval)
@@ -250,24 +259,32 @@ def onset_rows(folder: Path, level: float, after: int, baseline: str) -> list[li
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
     gpt, angpt = onset_rows(folder, 4.3, 200_000, "gpt")
 
-    onsets: dict[str, list[float]] = {}
-    later: dict[str, list[float]] = {}
-    for name, losses in FINAL_LOSSES.items():
-        onsets[name] = []
-        later[name] = []
-        for loss in losses.values():
-            onset = onset_of(loss, 4.3)
-            onsets[name].append(onset)
-            later[name].append(np.interp(onset + 200_000, SHARE * TOKENS, curve_to(loss)))
-    for row, name in ((gpt, "gpt"), (angpt, "angpt")):
-        shown = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
-        assert shown == pytest.approx(np.array(onsets[name]) / 1e3, rel=5e-3)
-        assert row[3] == f"{fmean(later[name]):.3f} ± {stdev(later[name]):.3f}"
-    assert gpt[2] == gpt[4] == "–"
-    onset_gaps = (np.array(onsets["angpt"]) - onsets["gpt"]) / 1e6
-    later_gaps = np.array(later["angpt"]) - later["gpt"]
-    assert angpt[2] == mean_with_t_interval(onset_gaps)
-    assert angpt[4] == mean_with_t_interval(later_gaps)
+    gpt_onsets, gpt_losses = onsets_and_later_losses("gpt")
+    angpt_onsets, angpt_losses = onsets_and_later_losses("angpt")
+    check_onsets(gpt, gpt_onsets, gpt_losses)
+    check_onsets(angpt, angpt_onsets, angpt_losses)
+    assert gpt[2] == "–"
+    assert gpt[4] == "–"
+    assert angpt[2] == mean_with_t_interval((angpt_onsets - gpt_onsets) / 1e6)
+    assert angpt[4] == mean_with_t_interval(angpt_losses - gpt_losses)
+
+
+def onsets_and_later_losses(arm: str) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens at which each seed of an arm reaches 4.3, and its loss 200,000 tokens later."""
+    onsets = []
+    losses = []
+    for final_loss in FINAL_LOSSES[arm].values():
+        onset = onset_of(final_loss, 4.3)
+        onsets.append(onset)
+        losses.append(np.interp(onset + 200_000, SHARE * TOKENS, curve_to(final_loss)))
+    return np.array(onsets), np.array(losses)
+
+
+def check_onsets(row: list[str], onsets: np.ndarray, losses: np.ndarray) -> None:
+    """Compare a row of the table with the onsets and later losses of its seeds."""
+    shown_onsets = [float(cell.removesuffix("k")) for cell in row[1].split(", ")]
+    assert shown_onsets == pytest.approx(onsets / 1e3, rel=5e-3)
+    assert row[3] == f"{fmean(losses):.3f} ± {stdev(losses):.3f}"
 
 
 def mean_with_t_interval(gaps: np.ndarray) -> str:
