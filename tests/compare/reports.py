@@ -34,6 +34,7 @@ def write_paired(folder, runs, seconds, **record):
     folder.mkdir(parents=True, exist_ok=True)
     arms = []
     for run, times in zip(runs, seconds, strict=True):
-        key = group_runs([load_run(Path(run))])[0].key
-        arms.append({"key": key, "seconds_per_token": times})
-    (folder / STEPS).write_text(json.dumps({"hardware": HARDWARE, **record, "arms": arms}))
+        (group,) = group_runs([load_run(Path(run))])
+        arms.append({"key": group.key, "seconds_per_token": times})
+    content = {"hardware": HARDWARE, **record, "arms": arms}
+    (folder / STEPS).write_text(json.dumps(content))

@@ -28,7 +28,7 @@ def law(speedup: float = 1.0, irreducible: float = 0.0, exponent: float = 0.3):
 
 
 def naive_tokens(ends: list[End], loss: float) -> tuple[float, str]:
-    """Go through the baseline's ends one after the other."""
+    """Go through the baseline's ends in turn."""
     ends = sorted(ends)
     if ends[0].loss < loss:
         return ends[0].tokens, "<"
@@ -68,13 +68,16 @@ def test_a_baseline_that_rises_has_a_loss_where_it_first_had_it() -> None:
 @pytest.mark.parametrize("speedup", [0.7, 1.0, 1.4, 1.9])
 def test_the_speed_up_of_a_power_law_is_exact(speedup: float) -> None:
     """Power laws are lines in the logarithms, so every other interpolation fails here."""
-    baseline = {1: ends_of(law()), 2: ends_of(law(exponent=0.4))}
-    arm = {1: ends_of(law(speedup)), 2: ends_of(law(speedup, exponent=0.4))}
+    baseline = {}
+    arm = {}
+    for seed, exponent in ((1, 0.3), (2, 0.4)):
+        baseline[seed] = ends_of(law(exponent=exponent))
+        arm[seed] = ends_of(law(speedup, exponent=exponent))
 
     at_2000 = annealed_speed_up(baseline, arm, 2000)
 
     assert at_2000.tokens == 2000 * TOKENS_PER_STEP
-    assert [*at_2000.ratios.values()] == pytest.approx([speedup] * 2, rel=1e-9)
+    assert at_2000.ratios == pytest.approx({1: speedup, 2: speedup}, rel=1e-9)
     assert at_2000.is_exact
 
 
@@ -112,11 +115,14 @@ def test_beyond_the_baselines_lengths_there_is_a_bound(speedup, length, sentence
 
 def test_a_bound_on_one_seed_leaves_a_bound_without_interval() -> None:
     baseline = {1: ends_of(law()), 2: ends_of(law())}
-    arm = {1: ends_of(law(0.9)), 2: ends_of(law(1.6))}
-    assert annealed_speed_up(baseline, arm, 4000).words == f"> {math.sqrt(0.9):.2f}"
+    above_1 = {1: ends_of(law(0.9)), 2: ends_of(law(1.6))}
+    on_both_sides = {1: ends_of(law(0.3)), 2: ends_of(law(5.0))}
 
-    arm = {1: ends_of(law(0.3)), 2: ends_of(law(5.0))}
-    assert annealed_speed_up(baseline, arm, 1000).words == "– (out of range)"
+    one_bound = annealed_speed_up(baseline, above_1, 4000)
+    two_bounds = annealed_speed_up(baseline, on_both_sides, 1000)
+
+    assert one_bound.words == f"> {math.sqrt(0.9):.2f}"
+    assert two_bounds.words == "– (out of range)"
 
 
 def test_the_interval_is_a_t_test_of_the_logarithms_over_pairs_of_seeds() -> None:
@@ -145,6 +151,7 @@ def test_a_failed_run_counts_as_a_seed_and_one_under_way_does_not(lost: str) -> 
 
 
 def speedups_of(values_by_length: dict[int, list[float]]) -> list[AnnealedSpeedUp]:
+    """The speed-ups at each length, with a value for each seed."""
     speedups = []
     for length, values in values_by_length.items():
         tokens = length * TOKENS_PER_STEP
@@ -153,7 +160,11 @@ def speedups_of(values_by_length: dict[int, list[float]]) -> list[AnnealedSpeedU
 
 
 def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
-    values = {500: [1.5, 1.4, 1.6], 1000: [1.4, 1.35, 1.45], 2000: [1.25, 1.3, 1.28]}
+    values = {
+        500: [1.5, 1.4, 1.6],
+        1000: [1.4, 1.35, 1.45],
+        2000: [1.25, 1.3, 1.28],
+    }
 
     result = trend(speedups_of(values))
 
@@ -169,22 +180,31 @@ def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
     assert result.per_doubling == pytest.approx((np.exp(np.mean(slopes)), low, high))
 
 
+FALLING = {
+    500: [1.5, 1.6, 1.55],
+    1000: [1.3, 1.38, 1.35],
+    2000: [1.1, 1.2, 1.15],
+}
+RISING = {
+    500: [1.1, 1.2, 1.15],
+    1000: [1.3, 1.38, 1.35],
+    2000: [1.5, 1.6, 1.55],
+}
+SCATTERED = {
+    500: [1.1, 1.5, 1.3],
+    1000: [1.5, 1.1, 1.2],
+    2000: [1.2, 1.4, 1.3],
+}
+ONE_SEED = {500: [1.5], 1000: [1.2]}
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (
-            {500: [1.5, 1.6, 1.55], 1000: [1.3, 1.38, 1.35], 2000: [1.1, 1.2, 1.15]},
-            "the speed-up falls",
-        ),
-        (
-            {500: [1.1, 1.2, 1.15], 1000: [1.3, 1.38, 1.35], 2000: [1.5, 1.6, 1.55]},
-            "the speed-up rises",
-        ),
-        (
-            {500: [1.1, 1.5, 1.3], 1000: [1.5, 1.1, 1.2], 2000: [1.2, 1.4, 1.3]},
-            "no change is shown",
-        ),
-        ({500: [1.5], 1000: [1.2]}, "without an interval no trend is shown"),
+        (FALLING, "the speed-up falls"),
+        (RISING, "the speed-up rises"),
+        (SCATTERED, "no change is shown"),
+        (ONE_SEED, "without an interval no trend is shown"),
     ],
 )
 def test_a_trend_claims_what_its_interval_shows(values: dict, sentence: str) -> None:

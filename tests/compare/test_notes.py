@@ -159,6 +159,7 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
     ],
 )
 def test_a_steady_machine_gives_no_note(make_run, options):
-    groups = group_runs([load_run(make_run("a", FULL, **options))])
+    run = load_run(make_run("a", FULL, **options))
+    groups = group_runs([run])
 
     assert not list(unstable_throughput(groups))

@@ -7,6 +7,9 @@ from anlit.compare import plots
 from tests.compare.conftest import ANGPT, NGPT
 from tests.compare.reports import FASTER, H200, SECOND, SLOWER, compared, table_row, write_paired
 
+NGPT_TAKES_TWICE_AS_LONG = [[1.0] * 6, [2.0] * 6]
+"""Seconds of a step of GPT+ and of nGPT, in six rounds."""
+
 
 def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_path):
     """However long the runs took: here the baseline's machine was ten times slower."""
@@ -16,24 +19,28 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     make_run("angpt2", FASTER, ANGPT, seed=2)  # without a partner
     # Noise of the machine, the same for all configurations of a round
     gpt_seconds = np.array([1.0, 1.1, 5.0, 0.9, 1.0, 1.2])
-    ratios = [1.25, 1.20, 1.30, 1.25, 1.24, 1.26]
-    seconds = np.stack([gpt_seconds, gpt_seconds * ratios, gpt_seconds * 2])
+    angpt_ratios = np.array([1.25, 1.20, 1.30, 1.25, 1.24, 1.26])
+    angpt_seconds = gpt_seconds * angpt_ratios
+    ngpt_seconds = gpt_seconds * 2
+    seconds = np.stack([gpt_seconds, angpt_seconds, ngpt_seconds])
     write_paired(tmp_path / "out", [gpt, angpt, ngpt], seconds.tolist())
 
     report, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
 
     baseline, angpt_group, ngpt_group = raw["groups"]
     assert baseline["seconds"]["mean"] == 400, "as recorded"
-    expected_time = pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
-    assert angpt_group["time_per_token"] == expected_time
-    expected_speedup = {"median": pytest.approx(1.6 / 1.25), "low": None, "high": None}
-    assert angpt_group["speedup_wall_clock"] == expected_speedup
+    time = angpt_group["time_per_token"]
+    assert time == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
+    wall_clock = angpt_group["speedup_wall_clock"]
+    assert wall_clock["median"] == pytest.approx(1.6 / 1.25)
+    assert wall_clock["low"] is None
+    assert wall_clock["high"] is None
     assert ngpt_group["time_per_token"]["median"] == pytest.approx(2.0)
     assert ngpt_group["speedup_wall_clock"] is None
-    _, seeds, *_, time, wall_clock = table_row(markdown, "anGPT, plain")
+    _, seeds, *_, time_cell, wall_clock_cell = table_row(markdown, "anGPT, plain")
     assert seeds == "2 (1 paired)"
-    assert time == "1.25 (1.20 … 1.30)"
-    assert wall_clock == "1.28 (1 seed)"
+    assert time_cell == "1.25 (1.20 … 1.30)"
+    assert wall_clock_cell == "1.28 (1 seed)"
     assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
     assert "over tokens and time](" in markdown
     by_panel = [panel.per_token["anGPT, plain"] for panel in plots.panels_of(report)]
@@ -83,7 +90,7 @@ def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_p
 def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
     gpt = make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
     ngpt = make_run("ngpt", [(100, 2.9), (400, 2.6)], NGPT)  # already below at the first validation
-    write_paired(tmp_path / "out", [gpt, ngpt], [[1.0] * 6, [2.0] * 6])
+    write_paired(tmp_path / "out", [gpt, ngpt], NGPT_TAKES_TWICE_AS_LONG)
 
     _, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
 
@@ -97,7 +104,7 @@ def test_callbacks_that_timed_steps_leave_out_are_noted(make_run, tmp_path):
     samples = {"class_path": "anlit.Samples", "init_args": {}}
     gpt = make_run("gpt", settings={"trainer.callbacks": [samples]})
     ngpt = make_run("ngpt", FASTER, NGPT, settings={"trainer.callbacks": [average, samples]})
-    write_paired(tmp_path / "out", [gpt, ngpt], [[1.0] * 6, [2.0] * 6])
+    write_paired(tmp_path / "out", [gpt, ngpt], NGPT_TAKES_TWICE_AS_LONG)
 
     report, _, _ = compared(tmp_path / "runs", tmp_path / "out")
 

@@ -17,12 +17,12 @@ from tests.compare.conftest import FALLING
 
 @pytest.mark.filterwarnings("error")
 def test_other_seeds_are_compared_by_welch() -> None:
-    a = [3.0, 3.2, 3.1]
-    b = [3.4, 3.5]
+    losses = {0: 3.0, 1: 3.2, 2: 3.1}
+    other_losses = {7: 3.4, 8: 3.5}
 
-    test = difference(dict(enumerate(a)), dict(enumerate(b, 7)))
+    test = difference(losses, other_losses)
 
-    expected = stats.ttest_ind(a, b, equal_var=False)
+    expected = stats.ttest_ind([3.0, 3.2, 3.1], [3.4, 3.5], equal_var=False)
     interval = expected.confidence_interval()
     assert test is not None
     assert test.method == "Welch's t-test"
@@ -33,9 +33,14 @@ def test_other_seeds_are_compared_by_welch() -> None:
 
 @pytest.mark.filterwarnings("error")  # such as a warning of lost precision
 def test_one_configuration_without_spread_is_compared_by_welch() -> None:
-    test = difference({1: 3.0, 2: 3.2, 3: 3.1}, {7: 3.4, 8: 3.4})
+    losses = {1: 3.0, 2: 3.2, 3: 3.1}
+    losses_without_spread = {7: 3.4, 8: 3.4}
 
-    expected = stats.ttest_ind_from_stats(3.1, 0.1, 3, 3.4, 0.0, 2, equal_var=False)
+    test = difference(losses, losses_without_spread)
+
+    expected = stats.ttest_ind_from_stats(
+        mean1=3.1, std1=0.1, nobs1=3, mean2=3.4, std2=0.0, nobs2=2, equal_var=False
+    )
     assert test is not None
     assert test.p == pytest.approx(expected.pvalue)
 
@@ -46,7 +51,7 @@ WITHOUT_SPREAD = {1: 3.0, 2: 3.0}
 
 
 @pytest.mark.parametrize(
-    ("a", "b"),
+    ("losses", "other_losses"),
     [
         pytest.param(SINGLE, {1: 3.1}, id="one pair"),
         pytest.param(SINGLE, {2: 3.1, 3: 3.2}, id="one seed against two"),
@@ -54,35 +59,44 @@ WITHOUT_SPREAD = {1: 3.0, 2: 3.0}
         pytest.param(WITHOUT_SPREAD, {3: 3.1, 4: 3.1}, id="no spread at all"),
     ],
 )
-def test_nothing_is_claimed_of_one_seed_or_no_spread(a: dict, b: dict) -> None:
-    assert difference(a, b) is None
+def test_nothing_is_claimed_of_one_seed_or_no_spread(losses: dict, other_losses: dict) -> None:
+    assert difference(losses, other_losses) is None
 
 
 @pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
 def test_nothing_is_claimed_where_a_run_was_lost(seeds: tuple[int, ...]) -> None:
-    lost = dict(zip(seeds, (3.2, 3.4, None), strict=True))
-    whole = {1: 3.1, 2: 3.5, 3: 3.0}
+    all_losses = {1: 3.1, 2: 3.5, 3: 3.0}
+    with_a_lost_run = dict(zip(seeds, (3.2, 3.4, None), strict=True))
 
-    assert difference(lost, whole) is None
-    assert difference(whole, lost) is None
+    assert difference(with_a_lost_run, all_losses) is None
+    assert difference(all_losses, with_a_lost_run) is None
 
 
 def test_a_small_spread_is_a_spread() -> None:
-    assert difference({1: 3.2, 2: 3.20001}, {1: 3.1, 2: 3.1}) is not None
+    losses = {1: 3.2, 2: 3.20001}
+    losses_without_spread = {1: 3.1, 2: 3.1}
+
+    assert difference(losses, losses_without_spread) is not None
 
 
 def test_holm_multiplies_the_smallest_most() -> None:
-    assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
+    adjusted = holm([0.01, None, 0.04, 0.03])
+
+    assert adjusted == pytest.approx([0.03, None, 0.06, 0.06])
+
+
+def test_holm_gives_no_probability_above_1() -> None:
     assert holm([0.9, 0.8]) == [1.0, 1.0]
 
 
 def curve(*points: tuple[float, float], seconds_per_token: float = 1.0) -> Curve:
+    """A curve through points (tokens, loss)."""
     tokens, loss = np.array(points, dtype=float).T
     return Curve(tokens, tokens * seconds_per_token, loss)
 
 
 BASELINE = curve(*FALLING, seconds_per_token=2.0)
-
+"""It has its last loss, 3, after 400 tokens."""
 
 BETWEEN_POINTS = [(100, 4.0), (200, 3.2), (300, 2.8)]
 NEVER_REACHED = [(100, 4.0), (400, 3.0001)]
@@ -141,19 +155,23 @@ HARD = curve((100, 6.0), (400, 3.0))
 QUICK_EASY = curve((100, 3.0), (200, 1.0))
 QUICK_HARD = curve((100, 5.0), (200, 3.0))
 MISSING_HARD = curve((100, 5.0), (200, 3.1))
+EASY_AND_HARD = [(1, EASY), (2, HARD)]
+"""The baseline's seeds with their curves."""
 
 
 def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
     runs = [(2, QUICK_HARD), (1, QUICK_EASY), (3, QUICK_HARD)]
 
-    speedup = speed_up([(1, EASY), (2, HARD)], runs)
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert speedup.values == (2.0, 2.0)
     assert speedup.words == "2.00 (2 seeds)"
 
 
 def test_one_seed_that_misses_its_target_takes_the_mean_away() -> None:
-    speedup = speed_up([(1, EASY), (2, HARD)], [(1, QUICK_EASY), (2, MISSING_HARD)])
+    runs = [(1, QUICK_EASY), (2, MISSING_HARD)]
+
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert speedup.values == (2.0, None)
     assert speedup.mean is None
@@ -177,7 +195,9 @@ def test_a_lost_run_takes_the_mean_away(baseline: list, runs: list) -> None:
 
 def test_without_a_common_seed_runs_are_compared_with_the_mean_curve() -> None:
     """The hard run never gets to the mean curve's last loss."""
-    speedup = speed_up([(1, EASY), (2, HARD)], [(3, QUICK_EASY), (4, QUICK_HARD)])
+    runs = [(3, QUICK_EASY), (4, QUICK_HARD)]
+
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert not speedup.paired
     assert speedup.words == "1 of 2 seeds"
@@ -239,11 +259,21 @@ def test_curves_without_a_common_range_have_no_mean() -> None:
 
 
 def test_final_losses_in_two_groups_are_recognised() -> None:
-    assert split_by_gap([2.30, 2.10, 2.31, 2.12, 2.29]) == ([2.10, 2.12], [2.29, 2.30, 2.31])
+    low_losses = [2.10, 2.12]
+    high_losses = [2.29, 2.30, 2.31]
+
+    groups = split_by_gap([2.30, 2.10, 2.31, 2.12, 2.29])
+
+    assert groups == (low_losses, high_losses)
 
 
 @pytest.mark.parametrize(
-    "losses", [[2.30, 2.10, 2.31, 2.16], [2.0, 2.1, 2.2, 2.3, 2.4], [2.0, 2.0, 2.5]]
+    "losses",
+    [
+        pytest.param([2.30, 2.10, 2.31, 2.16], id="a gap that is not wide"),
+        pytest.param([2.0, 2.1, 2.2, 2.3, 2.4], id="equal gaps"),
+        pytest.param([2.0, 2.0, 2.5], id="three runs"),
+    ],
 )
 def test_final_losses_without_a_wide_gap_or_of_three_runs_are_one_group(
     losses: list[float],
