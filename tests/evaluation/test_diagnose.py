@@ -79,18 +79,21 @@ class PairByPair:
             self.queries["squared_average", layer, head].append((n, size.item()))
 
 
+def read_sequences(length: int, n_rows: int) -> np.ndarray:
+    """Tokens of sequences from all over the validation split, (n_rows, length)."""
+    text = random_tokens(VAL_TOKENS, 0).astype(np.int64)
+    rows = []
+    for number in spread_sequences(length, n_rows):
+        start = number * length
+        rows.append(text[start : start + length])
+    return np.stack(rows)
+
+
 @torch.no_grad()
 def compute_pair_by_pair(run: Path, length: int, n_rows: int, masked: bool) -> PairByPair:
     model = load_checkpoint(str(run), "cpu").model
-    text = random_tokens(VAL_TOKENS, 0).astype(np.int64)
-    blocks = []
-    for number in spread_sequences(length, n_rows):
-        start = number * length
-        blocks.append(text[start : start + length + 1])
-    tokens = np.stack(blocks)[:, :-1]
-    ids = np.zeros_like(tokens)
-    if masked:
-        ids = document_ids(np.stack(blocks), END)[:, :-1]
+    tokens = read_sequences(length, n_rows)
+    ids = document_ids(tokens, END) if masked else np.zeros_like(tokens)
     statistics = PairByPair(ids)
     for layer, block in enumerate(model.model.blocks):
         block.attention.register_forward_pre_hook(
@@ -114,7 +117,9 @@ def test_statistics_are_equal_to_attention_pair_by_pair(
     assert result["tokens"] == 120
     assert result["edges"] == [1, 2, 4, 8, 16, 32]
     expected = compute_pair_by_pair(run, 40, 3, masked)
-    assert len(expected.queries) == 2 * 2 * HEADS
+    n_statistics = 2
+    n_layers = 2
+    assert len(expected.queries) == n_statistics * n_layers * HEADS
     for (name, layer, head), queries in expected.queries.items():
         n, value = np.array(queries).T
         for index, edge in enumerate(result["edges"]):
@@ -153,8 +158,11 @@ def test_every_length_reads_complete_sequences_from_all_over_the_split(
 
 
 def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
-    assert measure(run, [16], 10**9)["lengths"][16]["tokens"] == 64 * 16
-    assert measure(run, [16], 17)["lengths"][16]["tokens"] == 32
+    whole_split = measure(run, [16], tokens=10**9)
+    two_sequences = measure(run, [16], tokens=17)
+
+    assert whole_split["lengths"][16]["tokens"] == 64 * 16
+    assert two_sequences["lengths"][16]["tokens"] == 2 * 16
 
 
 def test_a_length_beyond_the_split_is_refused(run: Path) -> None:
@@ -166,8 +174,11 @@ def test_a_length_beyond_the_split_is_refused(run: Path) -> None:
 def test_masking_is_as_in_training_by_default(tmp_path: Path, data: Path) -> None:
     run = make_run(tmp_path / "gpt", data, GPT, document_masking=False)
 
-    assert measure(run, [16], 16)["masking"] is False
-    assert measure(run, [16], 16, masked=True)["masking"] is True
+    by_default = measure(run, [16], 16)
+    as_demanded = measure(run, [16], 16, masked=True)
+
+    assert by_default["masking"] is False
+    assert as_demanded["masking"] is True
 
 
 def test_the_command_writes_numbers_report_and_figures(
@@ -202,16 +213,21 @@ def test_the_command_writes_numbers_report_and_figures(
         assert f"Random tokens cost {loss:.2f} nats each, the same once more" in text
 
 
+def in_third_bin(*values: float) -> list[list[list[float]]]:
+    """A statistic of one layer: a value for each head in the third of four bins, else 9."""
+    heads = [[9, 9, value, 9] for value in values]
+    return [heads]
+
+
 def test_the_table_has_the_longest_context_with_enough_queries() -> None:
     """The bin [8, 16) has 1 of 200 queries, too few. Sizes are roots of mean squares."""
-    missing = [[[math.nan] * 4] * 3]
     statistics: dict[str, Any] = {
-        "entropy": missing,
-        "inverse_largest_weight": missing,
-        "weight_latest_100": missing,
-        "participation": missing,
-        "attention_sink": [[[9, 9, 0.25, 9], [9, 9, 0.5, 9], [9, 9, math.nan, 9]]],
-        "squared_average": [[[9, 9, 0.25, 9]] * 3],
+        "entropy": in_third_bin(math.nan, math.nan, math.nan),
+        "inverse_largest_weight": in_third_bin(math.nan, math.nan, math.nan),
+        "weight_latest_100": in_third_bin(math.nan, math.nan, math.nan),
+        "participation": in_third_bin(math.nan, math.nan, math.nan),
+        "attention_sink": in_third_bin(0.25, 0.5, math.nan),
+        "squared_average": in_third_bin(0.25, 0.25, 0.25),
     }
     result = {"length": 15, "edges": [1, 2, 4, 8], "statistics": statistics}
     few_long_contexts = result | {"queries": [19, 80, 100, 1]}

@@ -1,5 +1,6 @@
 """Continuations are equal to the model's without a cache, whatever else is in the batch."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation.generation import Request, Sampling, Separator, generate
+from anlit.evaluation.generation import Continuation, Request, Sampling, Separator, generate
 from tests.nn.attention.examples import SHIPPED
 from tests.nn.models.tiny import decoder, random_tokens
 
@@ -64,70 +65,101 @@ def test_the_cache_does_not_change_the_tokens(name: str, n_tokens: int) -> None:
         for request, continuation in zip(REQUESTS, continuations, strict=True):
             tokens = np.array([[*request.prompt, *continuation.tokens]])
             ids = document_ids(tokens, separator.token, separator.at)
-            logits = model(torch.from_numpy(tokens), torch.from_numpy(ids))[0]
-            logits = logits[len(request.prompt) - 1 : -1]
+            all_logits = model(torch.from_numpy(tokens), torch.from_numpy(ids))[0]
+            logits = all_logits[len(request.prompt) - 1 : -1]
             uniforms = sampling.uniforms(request.sample, n_tokens)
             expected = sampling.draw(logits, uniforms)
             log_likelihoods = logits.log_softmax(-1)
-            log_likelihood = log_likelihoods[range(n_tokens), expected]
-            assert continuation.tokens == expected.tolist()
+            expected_log_likelihoods = log_likelihoods[range(n_tokens), expected].tolist()
             assert len(continuation.tokens) == n_tokens
-            assert continuation.log_likelihood == pytest.approx(log_likelihood.tolist())
+            assert continuation.tokens == expected.tolist()
+            assert continuation.log_likelihood == pytest.approx(expected_log_likelihoods)
+
+
+TWO_SAMPLES_EACH = [Request(prompt, sample) for prompt, sample in product(PROMPTS, (0, 1))]
+N_ALLOWED = 20
+
+
+def continue_all(requests: list[Request], batch_size: int, **options: Any) -> list[Continuation]:
+    """Sample up to 40 tokens for each request, of the first `N_ALLOWED` tokens."""
+    model = decoder(AnGPT, attention=ScaleInvariant())
+    return generate(
+        model,
+        requests,
+        40,
+        SAMPLED,
+        SEPARATOR,
+        batch_size=batch_size,
+        n_allowed=N_ALLOWED,
+        **options,
+    )
+
+
+def tokens_of(continuations: list[Continuation]) -> list[list[int]]:
+    return [continuation.tokens for continuation in continuations]
 
 
 def test_the_size_of_the_batch_changes_nothing() -> None:
-    """Tokens are reported as they come, and only tokens that have a text are drawn."""
-    model = decoder(AnGPT, attention=ScaleInvariant())
-    n_allowed = 20
-    requests = []
-    for prompt in PROMPTS:
-        requests += [Request(prompt, 0), Request(prompt, 1)]
+    expected = tokens_of(continue_all(TWO_SAMPLES_EACH, batch_size=8))
 
-    together = generate(model, requests, 40, SAMPLED, SEPARATOR, 8, n_allowed)
+    one_by_one = continue_all(TWO_SAMPLES_EACH, batch_size=1)
+    four_together = continue_all(TWO_SAMPLES_EACH, batch_size=4)
+    fifth_alone = continue_all([TWO_SAMPLES_EACH[4]], batch_size=8)
 
-    expected = [continuation.tokens for continuation in together]
-    for batch_size in (1, 4):
-        events: list[tuple[int, int]] = []
+    assert tokens_of(one_by_one) == expected
+    assert tokens_of(four_together) == expected
+    assert tokens_of(fifth_alone) == [expected[4]]
 
-        def record(number: int, token: int, events: Any = events) -> None:
-            events.append((number, token))
 
-        apart = generate(
-            model, requests, 40, SAMPLED, SEPARATOR, batch_size, n_allowed, on_token=record
-        )
-        assert [continuation.tokens for continuation in apart] == expected
-        reported: list[list[int]] = [[] for _ in requests]
-        for number, token in events:
-            reported[number].append(token)
-        assert reported == expected
-        first_numbers = {number for number, _ in events[: 2 * batch_size]}
-        assert len(first_numbers) == batch_size
-    (alone,) = generate(model, [requests[4]], 40, SAMPLED, SEPARATOR, 8, n_allowed)
-    assert alone.tokens == expected[4]
-    assert len(set(map(tuple, expected))) == 8
-    finishes = {continuation.finish for continuation in together}
+def test_samples_differ_and_have_allowed_tokens_without_the_end() -> None:
+    continuations = continue_all(TWO_SAMPLES_EACH, batch_size=8)
+
+    tokens = tokens_of(continuations)
+    assert len(set(map(tuple, tokens))) == 8
+    finishes = {continuation.finish for continuation in continuations}
     assert finishes == {"end_of_document", "length"}
-    drawn_tokens = set().union(*expected)
-    assert drawn_tokens <= set(range(n_allowed)) - {END}
+    drawn_tokens = set().union(*tokens)
+    assert drawn_tokens <= set(range(N_ALLOWED)) - {END}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_tokens_are_reported_as_they_come(batch_size: int) -> None:
+    events: list[tuple[int, int]] = []
+
+    def record(number: int, token: int) -> None:
+        events.append((number, token))
+
+    continuations = continue_all(TWO_SAMPLES_EACH, batch_size, on_token=record)
+
+    reported: list[list[int]] = [[] for _ in TWO_SAMPLES_EACH]
+    for number, token in events:
+        reported[number].append(token)
+    assert reported == tokens_of(continuations)
+    numbers_of_first_steps = {number for number, _ in events[: 2 * batch_size]}
+    assert len(numbers_of_first_steps) == batch_size
 
 
 def test_drawing_follows_the_distribution() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]]).expand(20_000, -1)
+    logits = torch.tensor([1.0, 3.0, 2.0, -1.0])
+    rows = logits.expand(20_000, -1)
     uniforms = Sampling(seed=1).uniforms(0, 20_000)
 
     def shares(**settings: Any) -> list[float]:
-        drawn = Sampling(**settings).draw(logits, uniforms)
+        drawn = Sampling(**settings).draw(rows, uniforms)
         return (torch.bincount(drawn, minlength=4) / len(drawn)).tolist()
 
+    probabilities = logits.softmax(-1).tolist()
+    flatter_probabilities = (logits / 2).softmax(-1).tolist()
     first, second = torch.tensor([3.0, 2.0]).softmax(-1).tolist()
-    only_two = pytest.approx([0, first, second, 0], abs=0.01)
-    assert shares() == pytest.approx(logits[0].softmax(-1).tolist(), abs=0.01)
-    assert shares(temperature=2.0) == pytest.approx((logits[0] / 2).softmax(-1).tolist(), abs=0.01)
-    assert shares(top_k=2) == only_two
+    two_most_probable = [0, first, second, 0]
+    most_probable = [0, 1, 0, 0]
+    assert shares() == pytest.approx(probabilities, abs=0.01)
+    assert shares(temperature=2.0) == pytest.approx(flatter_probabilities, abs=0.01)
+    assert shares(top_k=2) == pytest.approx(two_most_probable, abs=0.01)
     # The largest probability is 0.657.
-    assert shares(top_p=0.66) == only_two
-    assert shares(top_p=0.65) == [0, 1, 0, 0]
-    assert shares(temperature=0) == [0, 1, 0, 0]
+    assert shares(top_p=0.66) == pytest.approx(two_most_probable, abs=0.01)
+    assert shares(top_p=0.65) == most_probable
+    assert shares(temperature=0) == most_probable
     assert shares(top_k=100, top_p=1.0) == shares()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from scipy import stats
 from torch.nn.functional import silu
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant, load_checkpoint
@@ -46,17 +47,19 @@ def batches(vocabulary: int) -> list[Batch]:
 
 def norms_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -> dict[str, Any]:
     """The vectors of an anGPT block written out, without hooks."""
-    average: list[torch.Tensor] = []
-    handle = block.attention.register_forward_hook(lambda *call: average.append(call[-1]))
+    outputs: list[torch.Tensor] = []
+    handle = block.attention.register_forward_hook(lambda *call: outputs.append(call[-1]))
     h_A = block.attend(h, documents, rotation)
     handle.remove()
+    average = outputs[0].transpose(1, 2).flatten(2)
     middle = block.interpolate(h, h_A, block.alpha_A())
-    d, f = block.W_u.in_features, block.W_u.out_features
+    d = block.W_u.in_features
+    f = block.W_u.out_features
     u = block.W_u.factor * middle @ block.W_u.weight.T
     z = block.W_z.factor * middle @ block.W_z.weight.T
     return {
         "h": h,
-        "attention_average": average[0].transpose(1, 2).flatten(2) / math.sqrt(block.n_heads),
+        "attention_average": average / math.sqrt(block.n_heads),
         "h_A": h_A,
         "mlp_hidden": nu_activation(nu_linear(d, f)) * u * silu(z),
         "h_M": block.mlp(middle),
@@ -203,27 +206,31 @@ def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> N
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(10, 2, 100, 1000, generator=generator)
     scores[..., ::3] = -math.inf
-    scores = scores.masked_fill(torch.ones(100, 1000).triu(901) > 0, -math.inf)
+    is_ahead = torch.ones(100, 1000).triu(901) > 0
+    scores = scores.masked_fill(is_ahead, -math.inf)
     sums = ScoreSums(2, ranges(999), CPU)
 
     sums.add(scores)
 
     results = sums.results()
-    error = 1 / math.sqrt(10 * 100 * 630)
+    n_scores_of_head = 10 * 100 * 630
+    error = 1 / math.sqrt(n_scores_of_head)
     for name, (value, error_factor) in NORMAL_LAW.items():
         expected = pytest.approx([value, value], abs=5 * error_factor * error)
         assert results[name] == expected, name
     density = np.array(results["density"])
     edges = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, len(density) + 1)
-    erf = np.vectorize(math.erf)
-    normal = np.diff(erf(edges / math.sqrt(2))) / 2 / BIN_WIDTH
-    assert density == pytest.approx(normal, abs=0.002)
+    normal_density = np.diff(stats.norm.cdf(edges)) / BIN_WIDTH
+    assert density == pytest.approx(normal_density, abs=0.002)
     assert density.sum() * BIN_WIDTH == pytest.approx(1)
     assert results["share_outside"] == pytest.approx(0, abs=1e-9)
 
 
 def test_scores_beyond_the_histogram_are_counted() -> None:
-    scores = torch.tensor([[0.0, -math.inf], [100.0, 0.0]]).expand(1, 1, 2, 2)
+    invisible = -math.inf
+    first_query = [0.0, invisible]
+    second_query = [100.0, 0.0]
+    scores = torch.tensor([[[first_query, second_query]]])
     sums = ScoreSums(1, [Range(0, 1), Range(1, 10)], CPU)
 
     sums.add(scores)

@@ -1,4 +1,4 @@
-"""The callback Samples in a Trainer of one's own."""
+"""The callback Samples in a user's Trainer."""
 
 import json
 from pathlib import Path
@@ -226,7 +226,7 @@ def test_a_file_of_prompts_is_read_as_by_anlit_generate(tmp_path: Path) -> None:
 
 
 class Lines(L.LightningDataModule):
-    """Data of one's own with a tokenizer."""
+    """A user's data with a tokenizer."""
 
     tokenizer = TOKENIZER
     val_dataloader = train_dataloader = None
