@@ -119,7 +119,7 @@ def make_fake() -> None:
 
 
 def waits() -> dict[str, dict[int, list[str]]]:
-    """What waited, by run and step: each architecture, and one with the fragments' callbacks."""
+    """What waited, by run and step: each architecture, and a run with the fragments' callbacks."""
     models = {architecture.__name__: tiny(architecture) for architecture in ARCHITECTURES}
     with_options = tiny(AnGPT, lr_factors={"embedding": 0.5}, optimizer=MuonAdamW)
     make_fake()

@@ -1,4 +1,4 @@
-"""`anlit benchmark` at tiny sizes: right cases are timed and written, wrong ones are named."""
+"""`anlit benchmark` at tiny sizes: right cases are timed and written, wrong cases are named."""
 
 import json
 import logging

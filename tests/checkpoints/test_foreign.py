@@ -112,7 +112,8 @@ def test_no_command_calls_a_function_that_a_checkpoint_names(
     payload = "deep inside" if name in REBUILD_MODEL else "optimizer"
     path = as_file(trained_run, tmp_path, payloads(marker)[payload])
 
-    main(COMMANDS[name].format(path=path, run=trained_run, out=tmp_path / "out").split())
+    command = COMMANDS[name].format(path=path, run=trained_run, out=tmp_path / "out")
+    main(command.split())
 
     is_refused = "names 'os.system', which is no Mechanism of anlit" in capsys.readouterr().err
     assert is_refused == (name in REBUILD_MODEL)
@@ -180,10 +181,12 @@ def test_a_configuration_may_name_only_classes_of_the_right_type(
     run = as_run(trained_run, tmp_path, {})
     *sections, name = key.split(".")
 
+    with_marker = yaml.safe_dump(value).replace("MARKER", str(marker))
+
     def change(config: Any) -> None:
         for section in sections:
             config = config[section]
-        config[name] = yaml.safe_load(yaml.safe_dump(value).replace("MARKER", str(marker)))
+        config[name] = yaml.safe_load(with_marker)
 
     change_config(run, change)
     if command in REBUILD_MODEL:

@@ -165,7 +165,8 @@ def refused_content(content: dict[str, Any], folder: Path) -> str:
 
 
 def test_a_checkpoint_outside_of_a_run_has_no_data(tmp_path: Path) -> None:
-    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "lone.ckpt")))
+    file = save(small(GPT), tmp_path / "lone.ckpt")
+    checkpoint = load_checkpoint(str(file))
 
     assert checkpoint.config is None
     assert checkpoint.run is None
@@ -176,7 +177,8 @@ def test_a_checkpoint_outside_of_a_run_has_no_data(tmp_path: Path) -> None:
 
 def test_data_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     """Data of another tokenizer: tests/integration/mistakes.py."""
-    checkpoint = load_checkpoint(str(save(small(GPT), tmp_path / "lone.ckpt")))
+    file = save(small(GPT), tmp_path / "lone.ckpt")
+    checkpoint = load_checkpoint(str(file))
     shards = prepare(tmp_path / "shards")
     message = f"vocabulary of 29 tokens and the shards in {shards} have {VOCABULARY}"
 

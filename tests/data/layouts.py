@@ -183,7 +183,8 @@ def fineweb_bin(
     files = []
     for number, start in enumerate(range(0, len(tokens), tokens_per_file)):
         name = f"fineweb_{'train' if number else 'val'}_{number:06d}.bin"
-        files.append(write(folder / name, bin_tokens(tokens[start : start + tokens_per_file])))
+        content = bin_tokens(tokens[start : start + tokens_per_file])
+        files.append(write(folder / name, content))
     return files
 
 

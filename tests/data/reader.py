@@ -137,7 +137,8 @@ def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
         assert numbers.items() <= recorded.items()
         assert recorded["text_sha256"] == text_sha256(texts_of_split[split])
     for key in COUNT_KEYS:
-        assert sum(file[key] for file in read_files(folder).values()) == counts[""][key]
+        count_of_files = sum(file[key] for file in read_files(folder).values())
+        assert count_of_files == counts[""][key]
     assert set(hashes(folder)) == names
 
 
@@ -145,9 +146,10 @@ def text_sha256(texts: Iterable[str]) -> str:
     """Return the sum of the SHA-256 of texts modulo 2²⁵⁶, byte by byte."""
     digits = [0] * 32
     for text in texts:
+        digest = sha256(text.encode()).digest()
         carry = 0
-        for place, digit in reversed([*enumerate(sha256(text.encode()).digest())]):
-            total = digits[place] + digit + carry
+        for place in range(31, -1, -1):
+            total = digits[place] + digest[place] + carry
             digits[place] = total % 256
             carry = total // 256
     return bytes(digits).hex()

@@ -64,7 +64,8 @@ def write_texts(path: Path) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(parquet_table(), path, row_group_size=30)
     else:
-        path.write_bytes({".json": LINES, ".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}[path.suffix])
+        contents = {".json": LINES, ".jsonl": LINES, ".zst": ZSTD, ".gz": GZIP}
+        path.write_bytes(contents[path.suffix])
     return path
 
 
@@ -118,11 +119,16 @@ def test_pieces_are_in_proportion_to_their_bytes(tmp_path: Path, ending: str) ->
     for number in range(400):
         letters = random.Random(number).choices("abcdefgh", k=500)
         texts.append(f"{number} {''.join(letters)}")
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with path.open("w") as file:
+        for text in texts:
+            file.write(json.dumps({"text": text}) + "\n")
     if ending == ".parquet":
         pq.write_table(pa.table({"text": texts}), path, row_group_size=10)
 
-    pieces = [list(read_file(path.name, path, Columns(), piece, 8)) for piece in range(8)]
+    pieces = []
+    for piece in range(8):
+        records_of_piece = read_file(path.name, path, Columns(), piece, n_pieces=8)
+        pieces.append(list(records_of_piece))
 
     records = itertools.chain(*pieces)
     assert values_of(records, "text") == texts
@@ -330,7 +336,10 @@ def test_a_broken_row_group_costs_its_own_rows(tmp_path: Path, checksums: bool) 
 def test_a_broken_footer_costs_the_file(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.parquet")
     content = path.read_bytes()
-    for damaged_content in (content[:-5], b"", content[:-200] + b"\xff" * 180 + content[-20:]):
+    cut_short = content[:-5]
+    overwritten = content[:-200] + b"\xff" * 180 + content[-20:]
+
+    for damaged_content in (cut_short, b"", overwritten):
         path.write_bytes(damaged_content)
 
         (bad,) = records(path, piece_bytes=9000)
@@ -366,7 +375,8 @@ def test_bad_parquet_rows(tmp_path: Path) -> None:
     texts = pa.Array.from_buffers(pa.string(), 8, buffers)  # not all of them are UTF-8
     subsets = [{"redpajama_set_name": "C4"}] * 5
     subsets += [None, {"redpajama_set_name": None}, {"redpajama_set_name": ""}]
-    table = pa.concat_tables([pa.table({"text": texts, "meta": subsets})] * 100)
+    eight_rows = pa.table({"text": texts, "meta": subsets})
+    table = pa.concat_tables([eight_rows] * 100)
     pq.write_table(table, tmp_path / "a.parquet")
 
     result = records(tmp_path / "a.parquet", Columns(subset=COLUMNS.subset, max_document_bytes=10))

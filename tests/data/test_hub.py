@@ -55,9 +55,10 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / "README.md", b"read me")
     c4 = root / "datasets" / "allenai" / "c4"
     for number in range(3):
-        lines = gzip.compress(b"".join(json_lines(TEXTS[number::3], field="content")))
-        write(c4 / "en" / f"c4-train.{number:05}.json.gz", lines)
-        write(c4 / "de" / f"c4-train.{number:05}.json.gz", lines)
+        lines = json_lines(TEXTS[number::3], field="content")
+        content = gzip.compress(b"".join(lines))
+        write(c4 / "en" / f"c4-train.{number:05}.json.gz", content)
+        write(c4 / "de" / f"c4-train.{number:05}.json.gz", content)
     for tokenizer, vocab_size in (("gpt2", 600), ("gpt-neox", 700)):
         train_tokenizer(write(tokenizer_path(root, tokenizer), b""), vocab_size)
     return root

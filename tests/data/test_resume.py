@@ -177,7 +177,7 @@ def test_other_workers_or_another_batch_size_continue_after_the_last_sequence(
 def test_a_run_can_move_to_two_devices_and_back(
     make: MakeData, unstopped: list[Rows], tmp_path: Path
 ) -> None:
-    """The global batches equal those of one device with twice the batch size."""
+    """A device with twice the batch size has the same global batches."""
 
     def train_on_two_devices(first_step: int, stop: int) -> list[Rows]:
         batches_of_ranks = on_two_devices(

@@ -1,5 +1,6 @@
 """Figures in sentences of all other sections of architectures.md."""
 
+import csv
 import math
 from collections.abc import Iterator
 
@@ -116,8 +117,8 @@ def fewer_tokens() -> Iterator[str]:
     ngpt = figure(study.best_tuned_loss("ngpt"))
     angpt = figure(study.best_tuned_loss("angpt"))
     folder = RESULTS / "compute_optimal/0.4m-0.6/initial_weights"
-    lines = (folder / "lr0.008-wu0.4-std0.05.csv").read_text().splitlines()
-    last_row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+    with (folder / "lr0.008-wu0.4-std0.05.csv").open(newline="") as file:
+        *_, last_row = csv.DictReader(file)
     larger = figure(float(last_row["val/loss"]))
     yield f"0.05 takes it from {gpt} to {larger} (nGPT {ngpt}, anGPT {angpt})"
 

@@ -30,7 +30,8 @@ def bridge() -> Iterator[str]:
     yield f"a loss of 3.3 later than GPT+ by {after_gpt.replace(' (', 'M tokens (')}"
     after_ngpt = study.onset_minus("anGPT", "nGPT", 3.3)
     yield f"later than nGPT by {after_ngpt.replace(' (', 'M (')}"
-    losses = list(map(figure, sorted(study.losses("GPT+").values())))
+    losses_in_order = sorted(study.losses("GPT+").values())
+    losses = list(map(figure, losses_in_order))
     yield (
         f"Two of GPT+'s runs end at {losses[4]} and {losses[5]}, four between {losses[0]} and "
         f"{losses[3]}"

@@ -31,7 +31,8 @@ def norm(name: str, vector: str, layer: int, state: str = "trained") -> float:
 
 def score_moments(name: str, moment: str, state: str = "trained") -> list[float]:
     """Return a moment of the scores by layer, as the mean over heads."""
-    return list(map(float, map(np.mean, column(inside(name, state)["scores"], moment))))
+    layers = column(inside(name, state)["scores"], moment)
+    return [float(np.mean(heads)) for heads in layers]
 
 
 @table(INSIDE, "Norms")

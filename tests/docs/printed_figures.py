@@ -1,4 +1,4 @@
-"""Reading the figures of a results page, and comparing them with computed ones."""
+"""Reading the figures of a results page, and comparing them with computed figures."""
 
 import re
 from pathlib import Path
@@ -35,14 +35,18 @@ def tables(section: str) -> list[list[list[str]]]:
 
 
 def cells(line: str) -> list[str]:
-    return list(map(plain, map(str.strip, line.strip().strip("|").split("|"))))
+    """Return the cells of a row of a table in Markdown."""
+    texts = line.strip().strip("|").split("|")
+    return [plain(text.strip()) for text in texts]
 
 
 def is_printed(printed: str, computed: str) -> bool:
     """Return whether a text has the computed figures, each rounded to its printed digits."""
     if NUMBER.sub("#", printed) != NUMBER.sub("#", computed):
         return False
-    for number, figure in zip(NUMBER.findall(printed), NUMBER.findall(computed), strict=True):
+    printed_numbers = NUMBER.findall(printed)
+    computed_numbers = NUMBER.findall(computed)
+    for number, figure in zip(printed_numbers, computed_numbers, strict=True):
         if abs(value_of(number) - value_of(figure)) > ROUNDING * last_digit(number):
             return False
     return True

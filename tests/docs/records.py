@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ class Study:
 
     def mean_loss(self, arm: str) -> float:
         """Return the mean of the final losses."""
-        return float(np.mean(list(self.losses(arm).values())))
+        losses = self.losses(arm).values()
+        return fmean(losses)
 
     def mean(self, arm: str, seeds: Sequence[int] | None = None) -> str:
         """`2.0883 ± 0.0142`, of the final losses."""
@@ -126,7 +128,9 @@ class Study:
         return p
 
     def speed_up(self, arm: str, baseline: str) -> SpeedUp:
-        return speed_up(sorted(self.curves[baseline].items()), sorted(self.curves[arm].items()))
+        baseline_curves = sorted(self.curves[baseline].items())
+        curves = sorted(self.curves[arm].items())
+        return speed_up(baseline_curves, curves)
 
     def faster(self, arm: str, baseline: str) -> str:
         """`1.23 (1.17 … 1.30)`, `not reached` or `1 of 3 seeds`."""
@@ -167,7 +171,7 @@ class Lengths:
                 by_length.setdefault(point["length"], []).append(point["total"]["loss"])
 
     def row(self, arm: str, masking: bool = True) -> list[str]:
-        """Return the loss at the training length, and the added loss at each longer one."""
+        """Return the loss at the training length, and the added loss at each longer length."""
         training_losses, *longer = self.losses[arm, masking].values()
         cells = [summary(training_losses)]
         for losses in longer:

@@ -1,6 +1,7 @@
 """Rows of the tables of attention.md, nu_att.md and speed.md, computed from the records."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -37,10 +38,11 @@ MECHANISMS = {
 @table(ATTENTION, "Mechanisms by length at 20 tokens per parameter")
 def mechanisms_by_length() -> Rows:
     lengths = Lengths("attention/0.4m/lengths")
-    savings: dict[str, list[str]] = {}
+    savings: dict[str, list[str]] = defaultdict(list)
     for path in sorted((RESULTS / "attention/0.4m/diagnose").iterdir()):
+        arm = path.name.partition("_seed-")[0]
         diagnosis = read_record(str(path.relative_to(RESULTS)))
-        savings.setdefault(path.name.partition("_seed-")[0], []).append(saving(diagnosis))
+        savings[arm].append(saving(diagnosis))
     rows = []
     for label, arm in MECHANISMS.items():
         rows.append([label, ", ".join(savings[arm]), *lengths.row(arm)])
@@ -50,14 +52,15 @@ def mechanisms_by_length() -> Rows:
 @table(ATTENTION, "Mechanisms by length at 20 tokens per parameter", 1)
 def needles() -> Rows:
     record = read_record("attention/0.4m/needle/needle.json")
-    accuracies: dict[str, dict[int, list[float]]] = {}
+    accuracies: dict[tuple[str, int], list[float]] = defaultdict(list)
     for checkpoint, points in zip(record["checkpoints"], record["measurements"], strict=True):
-        by_length = accuracies.setdefault(arm_of_run(Path(checkpoint["file"]).parts[-3]), {})
+        arm = arm_of_run(Path(checkpoint["file"]).parts[-3])
         for point in points:
-            by_length.setdefault(point["length"], []).append(point["accuracy"])
+            accuracies[arm, point["length"]].append(point["accuracy"])
     rows = []
     for label, arm in MECHANISMS.items():
-        rows.append([label, *map(summary, accuracies[arm].values())])
+        cells = [summary(accuracies[arm, length]) for length in record["settings"]["lengths"]]
+        rows.append([label, *cells])
     return rows
 
 
@@ -94,7 +97,8 @@ def needles_of_changed_attention() -> Rows:
     for arm in read_record("change_attention/needle/needle.json")["arms"]:
         label = arm["label"].removeprefix("GPT+, ")
         if label in ("plain, RoPE", "scale-invariant"):
-            rows.append([label, *map(figure, column(arm["lengths"], "nats_per_token"))])
+            nats = column(arm["lengths"], "nats_per_token")
+            rows.append([label, *map(figure, nats)])
     return rows
 
 
@@ -329,7 +333,8 @@ def hidden_states() -> Rows:
     study = Study("bridge")
     rows = []
     for arm, key in (("anGPT", "angpt"), ("nGPT", "ngpt")):
-        float32 = np.array(list(study.losses(arm, (1, 2, 3)).values()))
+        losses = study.losses(arm, (1, 2, 3))
+        float32 = np.array(list(losses.values()))
         bfloat16 = np.array(points[key]["losses"])
         gaps = bfloat16 - float32
         rows.append([arm, listed(float32), listed(bfloat16), listed(gaps)])

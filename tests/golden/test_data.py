@@ -29,7 +29,7 @@ TEXTS = list(documents(60, seed=21))
 
 
 def write_texts(folder: Path) -> None:
-    """A file for each text, a copy, an empty one and one that is not UTF-8."""
+    """A file for each text, a copy, an empty file, and a file that is not UTF-8."""
     folder.mkdir()
     for number, text in enumerate([*TEXTS[:40], TEXTS[0], ""]):
         (folder / f"{number:02}.txt").write_bytes(text.encode())

@@ -51,7 +51,7 @@ def exported(source: Path, output: Path) -> Any:
 
 FAST_CASES = [case for case in CASES if case != "Mistral-Nemo"]
 NEMO = pytest.param("Mistral-Nemo", marks=pytest.mark.slow)
-"""Only its width of heads is its own, and other families have one too."""
+"""Its only difference is `head_dim`, which other families have too."""
 
 
 @pytest.mark.parametrize("case", [*FAST_CASES, NEMO])

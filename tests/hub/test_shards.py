@@ -49,7 +49,7 @@ def imported_logits(folder: Path, output: Path) -> torch.Tensor:
 
 
 def test_shards_of_an_earlier_download_are_not_read(whole, sharded: Path, tmp_path: Path) -> None:
-    """Their names sort after those of the index, so a merge would take their tensors."""
+    """Their names sort after the names in the index, so a merge would take their tensors."""
     for number, file in enumerate(shards(sharded), 1):
         tensors = load_file(file)
         for tensor in tensors.values():

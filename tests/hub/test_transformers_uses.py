@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 FAST = ["Qwen3", "GPT+", "nGPT", "anGPT, scale-invariant"]
 SLOW = ["anGPT", "nGPT, ALiBi", "nGPT, windows"]
-"""Their blocks are those of fast rows. `test_export` has their mechanisms, and padded batches."""
+"""Fast rows have the same blocks. `test_export` has their mechanisms, and padded batches."""
 ROWS = FAST + [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 N_PADDED = 5
 TOKENS = random_tokens(2, 12)

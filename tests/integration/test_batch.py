@@ -87,7 +87,7 @@ def test_the_noise_scale_changes_nothing(trained: Train) -> None:
 def test_ranks_measure_what_micro_batches_do(
     trained: Train, n_ranks: int, micro_batches: int, strategy: list[str]
 ) -> None:
-    """With FSDP2 a micro-batch is that of both ranks; with DDP each rank has its own."""
+    """With FSDP2 both ranks share a micro-batch; with DDP each rank has another."""
     n_gradients = micro_batches if strategy == FSDP else n_ranks * micro_batches
     whole = trained(
         *NOISE,

@@ -42,7 +42,7 @@ def merged() -> list[tuple[str, Path]]:
 )
 @pytest.mark.covering(1)
 def test_fragments_merge_with_every_model(printed_config, model: str, path: Path) -> None:
-    """tests/nn/attention/test_fragments.py has those of attention."""
+    """tests/nn/attention/test_fragments.py has the fragments of attention."""
     content = json.loads(json.dumps(yaml.safe_load(path.read_text())))  # printed keys are strings
     corpus = [] if "data" in content else ["--data=PythonSources"]
     if "class_path" not in content.get("data", {"class_path": ""}):  # a fragment for any corpus

@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 def assert_own_lines(stdout: str, devices: str, run_dir: Path) -> None:
-    """One line is about the run, then come those of progress."""
+    """The first line is about the run, the next lines are about progress."""
     about, progress = stdout.splitlines()
     assert re.fullmatch(rf"AnGPT, \S+ parameters, {devices}, bf16-mixed.*, in {run_dir}", about)
     assert re.fullmatch(STEP, progress)

@@ -116,7 +116,7 @@ def change_states(source: Path, target: Path, **state: Any) -> None:
 def fit_with_kept_checkpoints(
     folder: Path, max_steps: int, ckpt_path: Path | None = None
 ) -> L.Trainer:
-    """Train with a Trainer of one's own, which keeps the best and the last checkpoint."""
+    """Train with a user's Trainer, which keeps the best and the last checkpoint."""
     each_step: dict[str, Any] = {"dirpath": folder, "every_n_train_steps": 1}
     callbacks: list[L.Callback] = [
         ModelCheckpoint(filename="{step}", monitor="train/loss", save_top_k=1, **each_step),

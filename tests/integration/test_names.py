@@ -138,7 +138,7 @@ def test_all_ranks_take_the_same_next_folder(
 
 
 def test_ranks_that_find_different_folders_refuse(tmp_path: Path) -> None:
-    """The second rank looked when another run had begun in the first one's folder."""
+    """The second rank looked when another run had begun in the first rank's folder."""
     decisions = []
     strategy = SimpleNamespace(
         broadcast=lambda _: "runs/wide",

@@ -248,7 +248,7 @@ def check(
 def check_sdpa(
     architecture: Any, mechanism: str, positions: str, changes: dict, expected: Result
 ) -> None:
-    """SDPA computes documents one by one from a mean length on, and by a mask below."""
+    """SDPA computes documents in turn from a mean length on, and by a mask below."""
     mean_lengths = {1: "document by document"}
     if changes["document_masking"]:
         mean_lengths[100] = "by a mask"

@@ -15,7 +15,7 @@ SHARE = np.arange(1, 11) / 10
 Final = Callable[[PlannedRun, dict[str, Any], float, float], float]
 """(run, its settings by short name, parameters N, tokens D) → final loss in nats per token.
 
-NaN for a failed run, infinite for one that diverged late.
+NaN for a failed run, infinite for a run that diverged late.
 """
 
 

@@ -166,7 +166,7 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
 def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Study) -> None:
     """Of both phases only the runs that are not in report.json are trained.
 
-    The report is that of a study in one go.
+    A study without an interruption has the same report.
     """
     output = folder / "out"
     finish(start("--jobs", "2"))

@@ -34,7 +34,7 @@ class Record(L.Callback):
 
 
 class Endless(IterableDataset):
-    """Sequences whose first tokens are 1, 2, 3 …; Lightning fetches one in advance."""
+    """Sequences whose first tokens are 1, 2, 3 …; Lightning fetches a batch in advance."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(1, 29):

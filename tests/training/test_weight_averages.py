@@ -211,7 +211,7 @@ def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
 
 @pytest.mark.parametrize("architecture", [NGPT, slow(GPT), slow(AnGPT)])
 def test_validation_has_the_averages_and_training_the_weights(architecture: Any) -> None:
-    """The run's losses and weights are those of a run without averages."""
+    """The run has the losses and weights of a run without averages."""
     _, plain = train(small(architecture), None)
     model = small(architecture)
 

@@ -1,4 +1,4 @@
-"""Mechanisms for tests: every shipped one at telling settings, and one as a user would write it."""
+"""Mechanisms for tests: the shipped mechanisms at telling settings, and a user's mechanism."""
 
 import torch
 from torch import Tensor, nn

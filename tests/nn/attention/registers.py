@@ -99,9 +99,9 @@ def compile_kernel(
 def resources(compiled: Any) -> dict[str, int]:
     """Registers and spilled bytes per thread, shared memory per program, counts of instructions.
 
-    `loop` are the instructions of the shortest loop over tiles, that over far ones if there is one,
-    `near` those of the next, over tiles without a mask; 0 for float32, which has no matrix units.
-    `waits` counts waits for wgmma.
+    `loop` counts the instructions of the shortest loop over tiles, the loop over far tiles if the
+    kernel has it. `near` counts the next loop, over tiles without a mask. Both are 0 for float32,
+    which has no matrix units. `waits` counts waits for wgmma.
     """
     from triton.backends.nvidia import __file__ as backend
 

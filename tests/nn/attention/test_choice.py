@@ -113,7 +113,7 @@ WIDTHS = [8, 64, 80, 128, 256, 320]
 def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
     name, dtype, has_triton, capability, monkeypatch
 ) -> None:
-    """The kernel that auto takes can compute the mechanism. A costly one gives a warning."""
+    """The kernel that auto takes can compute the mechanism. A costly kernel gives a warning."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(triton, "IS_INSTALLED", has_triton)
     for is_packed, width, dropout in product((False, True), WIDTHS, (0.0, 0.1)):

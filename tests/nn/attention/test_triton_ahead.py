@@ -93,7 +93,7 @@ def compiled(
 def assert_fits(numbers: dict[str, int], capability: int, has_units: bool = True) -> None:
     """Check that a kernel has the shared memory that it needs, and the matrix units.
 
-    Its products run in that capability's matrix units, and not one by one. If ptxas has to let each
+    Its products run in that capability's matrix units. If ptxas has to let each
     wgmma wait for the wgmma before, there are as many waits as wgmma.
     """
     instruction = "HGMMA" if capability == 90 else "HMMA"

@@ -37,7 +37,7 @@ def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tens
     ],
 )
 def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, context) -> None:
-    """The length is that of the sequence, also where it packs several documents (tests/parity)."""
+    """The length of the sequence counts, also if it packs several documents (tests/parity)."""
     short = random_tokens(1, 8)
     long = random_tokens(1, 9)
     positions = DynamicNTK(training_length=length)

@@ -67,8 +67,9 @@ def test_every_setting_is_a_documented_key(
             "approximation",
         ):  # a group, whose entries say what they are
             continue
-        about = shown.split(f"{key} ", 1)[1].split("(type:", 1)[0].split()
-        assert len(about) > 3, f"{key} says nothing: {about}"
+        entry = shown.split(f"{key} ", 1)[1]
+        description = entry.split("(type:", 1)[0]
+        assert len(description.split()) > 3, f"{key} says nothing: {description}"
 
 
 @models

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_cuda_equals_cpu_in_float64(architecture, mechanism) -> None:
     model = tiny(architecture, attention=mechanism).double()
-    tokens, ids = random_tokens(2, 12), torch.tensor([[0] * 5 + [1] * 7] * 2)
+    tokens = random_tokens(2, 12)
+    row_of_ids = [0] * 5 + [1] * 7
+    ids = torch.tensor([row_of_ids, row_of_ids])
     results = []
     for device in ("cpu", "cuda"):
         logits = model.to(device)(tokens.to(device), ids.to(device))
@@ -70,7 +72,8 @@ def test_float8_products_are_the_emulated_products(recipe) -> None:
     for device in ("cpu", "cuda"):
         inputs = [x.to(device).requires_grad_(), weight.to(device).requires_grad_()]
         y = Float8Product(recipe, emulated=device == "cpu")(*inputs)
-        results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+        gradients = torch.autograd.grad(y.square().sum(), inputs)
+        results.append([y, *gradients])
     for emulated, real in zip(*results, strict=True):
         atol = 2e-2 * float(emulated.abs().max())
         torch.testing.assert_close(real.cpu(), emulated, rtol=2e-2, atol=atol)

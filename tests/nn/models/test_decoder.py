@@ -146,7 +146,7 @@ HEADS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 @pytest.mark.parametrize("constraint", ["strict", "bounded"])
 @constrained
 def test_norms_hold_after_training(architecture, constraint, optimizer, heads) -> None:
-    """Strict norms are the default of nGPT, bounded ones of anGPT."""
+    """Strict norms are the default of nGPT, bounded norms of anGPT."""
     settings = {"optimizer": optimizer, "schedule": CONSTANT, "norms": constraint, **heads}
     model = tiny(architecture, **settings)
     W_q = model.model.blocks[0].W_q.weight

@@ -79,7 +79,7 @@ def test_wsd_is_stable_and_falls_in_its_last_share(shape: Any) -> None:
 def test_wsd_without_a_decay_is_constant() -> None:
     schedule = WSD(warmup=0.0, decay=0.0)
 
-    # torch asks for the step after the last one too.
+    # torch asks for the step after the last step too.
     for step in range(7):
         assert schedule.factor(step, 5) == 1.0
 
