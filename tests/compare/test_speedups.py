@@ -11,8 +11,12 @@ NGPT_TAKES_TWICE_AS_LONG = [[1.0] * 6, [2.0] * 6]
 """Seconds of a step of GPT+ and of nGPT, in six rounds."""
 
 
-def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_path):
-    """However long the runs took: here the baseline's machine was ten times slower."""
+@pytest.fixture
+def timed_in_turns(make_run, tmp_path):
+    """A comparison of three runs whose steps were timed in turns.
+
+    The runs took other times: the baseline's machine was ten times slower.
+    """
     gpt = make_run("gpt", seconds_of=lambda tokens: tokens)
     angpt = make_run("angpt", FASTER, ANGPT)
     ngpt = make_run("ngpt", SLOWER, NGPT)
@@ -24,8 +28,12 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     ngpt_seconds = gpt_seconds * 2
     seconds = np.stack([gpt_seconds, angpt_seconds, ngpt_seconds])
     write_paired(tmp_path / "out", [gpt, angpt, ngpt], seconds.tolist())
+    return compared(tmp_path / "runs", tmp_path / "out")
 
-    report, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+
+@pytest.mark.usefixtures("no_plot")
+def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(timed_in_turns):
+    _, raw, _ = timed_in_turns
 
     baseline, angpt_group, ngpt_group = raw["groups"]
     assert baseline["seconds"]["mean"] == 400, "as recorded"
@@ -37,11 +45,22 @@ def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(make_run, tmp_pa
     assert wall_clock["high"] is None
     assert ngpt_group["time_per_token"]["median"] == pytest.approx(2.0)
     assert ngpt_group["speedup_wall_clock"] is None
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_wall_clock_is_in_the_table_and_in_the_sentence(timed_in_turns):
+    _, _, markdown = timed_in_turns
+
     _, seeds, *_, time_cell, wall_clock_cell = table_row(markdown, "anGPT, plain")
     assert seeds == "2 (1 paired)"
     assert time_cell == "1.25 (1.20 … 1.30)"
     assert wall_clock_cell == "1.28 (1 seed)"
     assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
+
+
+def test_the_picture_has_a_panel_over_time(timed_in_turns):
+    report, _, markdown = timed_in_turns
+
     assert "over tokens and time](" in markdown
     by_panel = [panel.per_token["anGPT, plain"] for panel in plots.panels_of(report)]
     assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])

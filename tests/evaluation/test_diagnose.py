@@ -1,11 +1,13 @@
 """`anlit diagnose` on a tiny checkpoint: its numbers against pair-by-pair attention; its files."""
 
+import io
 import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -181,14 +183,33 @@ def test_masking_is_as_in_training_by_default(tmp_path: Path, data: Path) -> Non
     assert as_demanded["masking"] is True
 
 
-def test_the_command_writes_numbers_report_and_figures(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+class Output(NamedTuple):
+    """What the command has written and printed."""
+
+    folder: Path
+    printed: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "diagnose.json").read_text())
+
+    @property
+    def report(self) -> str:
+        return (self.folder / "report.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def output(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Output:
+    folder = tmp_path_factory.mktemp("output")
     options = ["--lengths=64,16", "--tokens=256", "--device=cpu", "--masking=off"]
+    with redirect_stdout(io.StringIO()) as printed:
+        main(["diagnose", str(run), *options, f"--output={folder}"])
+    return Output(folder, printed.getvalue())
 
-    main(["diagnose", str(run), *options, f"--output={tmp_path}"])
 
-    record = json.loads((tmp_path / "diagnose.json").read_text())
+def test_the_command_writes_numbers(output: Output) -> None:
+    record = output.record
+
     assert record["command"].startswith("anlit diagnose ")
     assert record["checkpoints"][0]["label"].startswith("anGPT, ")
     assert record["lengths"].keys() == {"16", "64"}
@@ -196,21 +217,35 @@ def test_the_command_writes_numbers_report_and_figures(
     assert np.array(statistics["entropy"], dtype=float).shape == (2, HEADS, 6)
     weight_of_first_token = statistics["weight_1_to_10"][0][0][0]
     assert weight_of_first_token is None, "it has nothing at these distances"
-    report = (tmp_path / "report.md").read_text()
-    printed = capsys.readouterr().out
-    assert "## Sequences of 64 tokens" in report
-    assert "## Sequences of 16 tokens" in report
-    assert "masking off" in report
-    assert "| 1 | " in report
-    for name in ("statistics", "ranges", "heads", "norms", "scores", "scores_untrained"):
-        assert f"{name}.png" in report
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-    assert ": n = 32 to 64, means over heads" in printed
-    assert "norms by layer, trained (untrained)" in printed
-    assert "scores S = q·k/√D, trained" in printed
-    loss = record["copying"]["first"]
-    for text in (report, printed):
-        assert f"Random tokens cost {loss:.2f} nats each, the same once more" in text
+
+
+def test_the_report_has_a_section_for_each_length(output: Output) -> None:
+    assert "## Sequences of 64 tokens" in output.report
+    assert "## Sequences of 16 tokens" in output.report
+    assert "masking off" in output.report
+    assert "| 1 | " in output.report
+
+
+@pytest.mark.parametrize(
+    "name", ["statistics", "ranges", "heads", "norms", "scores", "scores_untrained"]
+)
+def test_the_report_has_its_figures(output: Output, name: str) -> None:
+    assert f"{name}.png" in output.report
+    assert (output.folder / f"{name}.png").stat().st_size > 10_000
+
+
+def test_the_command_prints_tables(output: Output) -> None:
+    assert ": n = 32 to 64, means over heads" in output.printed
+    assert "norms by layer, trained (untrained)" in output.printed
+    assert "scores S = q·k/√D, trained" in output.printed
+
+
+def test_the_cost_of_random_tokens_is_printed_and_reported(output: Output) -> None:
+    loss = output.record["copying"]["first"]
+
+    sentence = f"Random tokens cost {loss:.2f} nats each, the same once more"
+    assert sentence in output.report
+    assert sentence in output.printed
 
 
 def in_third_bin(*values: float) -> list[list[list[float]]]:

@@ -61,11 +61,8 @@ def test_every_setting_is_a_documented_key(
     for setting in ("optimizer", "schedule", *(field.name for field in fields(config))):
         key = f"--model.{setting}"
         assert key in shown, key
-        if setting in (
-            "schedule",
-            "runtime",
-            "approximation",
-        ):  # a group, whose entries say what they are
+        is_group = setting in ("schedule", "runtime", "approximation")
+        if is_group:  # its entries are described instead
             continue
         entry = shown.split(f"{key} ", 1)[1]
         description = entry.split("(type:", 1)[0]
