@@ -50,12 +50,12 @@ def test_a_dictionary_has_the_loss_that_transformers_gives() -> None:
         vocab_size=10, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=2,
     )  # fmt: skip
-    theirs = LlamaForCausalLM(config).double()
+    llama = LlamaForCausalLM(config).double()
     values = {"input_ids": TOKENS, "labels": LABELS, "attention_mask": (LABELS >= 0).long()}
-    expected = theirs(**values).loss
+    expected = llama(**values).loss
 
     batch = converted(BatchEncoding(values))
-    logits = theirs(input_ids=batch.tokens, attention_mask=values["attention_mask"]).logits
+    logits = llama(input_ids=batch.tokens, attention_mask=values["attention_mask"]).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
     assert batch.tokens.shape == TOKENS.shape
@@ -132,9 +132,9 @@ def test_the_tokenizer_of_the_data_may_have_three_forms(tmp_path) -> None:
     fast(
         ["some", "some words"], padding=True, truncation=True, max_length=2
     )  # changes its settings
-    again = Mine()
-    again.tokenizer = fast
-    hashes.add(fingerprint_of(again)["tokenizer_sha256"])
+    with_changed_tokenizer = Mine()
+    with_changed_tokenizer.tokenizer = fast
+    hashes.add(fingerprint_of(with_changed_tokenizer)["tokenizer_sha256"])
     assert len(hashes) == 1, "the settings of a call belong to no tokenizer"
 
 

@@ -255,13 +255,13 @@ def test_python_sources(tmp_path: Path, out: Path, monkeypatch) -> None:
     make(out, recipe)
     make(tmp_path / "larger", larger_recipe)
 
-    for made, expected in (
+    for folder, expected in (
         (out, library_texts),
         (tmp_path / "larger", [*library_texts, "b = 2\n"]),
     ):
-        streams = {split: read_texts(made, split) for split in ("val", "train")}
+        streams = {split: read_texts(folder, split) for split in ("val", "train")}
         assert sorted(streams["val"] + streams["train"]) == expected
-        assert_holds(made, streams)
+        assert_holds(folder, streams)
     with pytest.raises(UserError, match="include_site_packages False → True"):
         make(out, larger_recipe)
 

@@ -64,14 +64,15 @@ def imported(folder: Path, output: Path) -> Path:
 @pytest.fixture(scope="module")
 def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folders]:
     """folders_of(kind) → the folders of a model; tests leave them as they are."""
-    made: dict[str, Folders] = {}
+    folders_by_kind: dict[str, Folders] = {}
 
     def make(kind: str) -> Folders:
-        if kind not in made:
+        if kind not in folders_by_kind:
             folder = tmp_path_factory.mktemp("model")
             hub_folder = source(folder / "hub_folder", kind)
-            made[kind] = Folders(hub_folder, imported(hub_folder, folder / "imported_folder"))
-        return made[kind]
+            imported_folder = imported(hub_folder, folder / "imported_folder")
+            folders_by_kind[kind] = Folders(hub_folder, imported_folder)
+        return folders_by_kind[kind]
 
     return make
 
@@ -355,10 +356,10 @@ def test_conversations_are_scored_as_by_transformers(folders_of, tmp_path: Path)
     rows = pq.read_table(table).to_pydict()
     tokenizer = transformers.AutoTokenizer.from_pretrained(hub_folder)
     tokens = tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
-    first, *rest = rows["log_likelihood"]
+    first, *log_likelihoods = rows["log_likelihood"]
     assert rows["token"] == tokens
     assert first is None
-    assert rest == pytest.approx(expected_log_likelihoods(hub_folder, tokens), abs=2e-4)
+    assert log_likelihoods == pytest.approx(expected_log_likelihoods(hub_folder, tokens), abs=2e-4)
 
 
 def test_special_tokens_in_a_scored_text_are_tokens_when_asked_for(
@@ -475,16 +476,16 @@ def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
     ]
 
     template_file.write_text(template)
-    one = imported(hub_folder, tmp_path / "one")
+    with_file = imported(hub_folder, tmp_path / "one")
     template_file.unlink()
     edit(
         hub_folder / "tokenizer_config.json",
         lambda config: config.update(chat_template=template_list),
     )
-    two = imported(hub_folder, tmp_path / "two")
-    (from_file,) = generate_records(capsys, one, "--chat", "the cat", *GREEDY)
-    (from_list,) = generate_records(capsys, two, "--chat", "the cat", *GREEDY)
-    (without_template,) = generate_records(capsys, two, "the cat and", *GREEDY)
+    with_list = imported(hub_folder, tmp_path / "two")
+    (from_file,) = generate_records(capsys, with_file, "--chat", "the cat", *GREEDY)
+    (from_list,) = generate_records(capsys, with_list, "--chat", "the cat", *GREEDY)
+    (without_template,) = generate_records(capsys, with_list, "the cat and", *GREEDY)
 
     assert from_file == from_list
     assert from_file["prompt_tokens"] == without_template["prompt_tokens"]

@@ -59,9 +59,9 @@ def test_another_model_is_refused_in_one_sentence(
 
     assert f"was trained with other settings ({difference})" in error
     assert "--accept_changes true" in error
-    after = contents(run_dir)
+    contents_after = contents(run_dir)
     for name in ("config.yaml", "run.json", "metrics.csv", "checkpoints/last.ckpt"):
-        assert after[run_dir / name] == contents_before[run_dir / name]
+        assert contents_after[run_dir / name] == contents_before[run_dir / name]
 
 
 def test_weights_that_do_not_fit_are_refused_even_if_accepted(

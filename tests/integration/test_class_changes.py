@@ -107,5 +107,5 @@ def test_a_run_prints_the_settings_that_another_model_drops_or_keeps(
     output = capfd.readouterr().out
     assert exit_code == 0
     assert f"{file}: init_std left out, AnGPT has no such model settings." in output
-    kept = "schedule of GPT kept for AnGPT; its own are in model/angpt.yaml."
-    assert f"{file}: {kept}" in output
+    kept_schedule = "schedule of GPT kept for AnGPT; its own are in model/angpt.yaml."
+    assert f"{file}: {kept_schedule}" in output

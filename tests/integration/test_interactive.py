@@ -163,12 +163,12 @@ def test_a_line_is_a_prompt_in_a_pipe(
 def test_a_conversation_goes_on_until_it_is_cleared(
     chat_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hello = {"role": "user", "content": "hello"}
-    first = chat_text(capsys, chat_folder, [hello])
-    again = {"role": "user", "content": "again"}
-    turns = [hello, {"role": "assistant", "content": first}, again]
+    first_message = {"role": "user", "content": "hello"}
+    first = chat_text(capsys, chat_folder, [first_message])
+    second_message = {"role": "user", "content": "again"}
+    turns = [first_message, {"role": "assistant", "content": first}, second_message]
     second = chat_text(capsys, chat_folder, turns)
-    assert second != chat_text(capsys, chat_folder, [again])
+    assert second != chat_text(capsys, chat_folder, [second_message])
 
     options = (chat_folder, "--chat", *GREEDY, "--max_tokens=12")
     lines = "hello\nagain\n/clear\nhello\n/bye\nnever read\n"

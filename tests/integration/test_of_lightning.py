@@ -74,9 +74,9 @@ def test_a_run_with_a_callback_of_lightning_is_continued_to_the_bit(
     assert column(cut, "train/loss") == column(plain, "train/loss")
     assert (column(cut, "val/loss") == column(plain, "val/loss")) == (name not in MEANS)
     if name in MEANS:
-        one, two = last_checkpoint(whole), last_checkpoint(cut)
+        first, second = last_checkpoint(whole), last_checkpoint(cut)
         for key in ("current_model_state", "averaging_state"):
-            assert_identical(one[key], two[key], key)
+            assert_identical(first[key], second[key], key)
 
 
 @slow

@@ -123,9 +123,9 @@ def test_a_killed_and_continued_run_has_each_step_once(
 def test_a_kept_checkpoint_continues_the_run(tmp_path: Path, sampled: Path) -> None:
     run_dir = shutil.copytree(sampled, tmp_path / "run")
     config = f"--config={run_dir}/config.yaml"
-    kept = run_dir / "checkpoints" / "step-00000030.ckpt"
+    checkpoint = run_dir / "checkpoints" / "step-00000030.ckpt"
 
-    assert main(["fit", config, f"--run_dir={run_dir}", f"--ckpt_path={kept}"]) == 0
+    assert main(["fit", config, f"--run_dir={run_dir}", f"--ckpt_path={checkpoint}"]) == 0
 
     assert samples_of(run_dir) == samples_of(sampled)
     assert_same_training_state(last_checkpoint(sampled), last_checkpoint(run_dir))

@@ -89,10 +89,10 @@ NULLS = [
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "more", "every"), [("GPT", "TokenShards", [], 3), *slow_cases(NULLS)]
+    ("model", "data", "more", "key_step"), [("GPT", "TokenShards", [], 3), *slow_cases(NULLS)]
 )
 def test_null_in_any_key_is_taken_by_its_type_or_refused(
-    model: str, data: str, more: list[str], every: int, working_folder: Path, printed_config
+    model: str, data: str, more: list[str], key_step: int, working_folder: Path, printed_config
 ) -> None:
     """The fast test takes each third key."""
     chosen = ["--config=tiny.yaml", f"--model={model}", f"--data={data}", *more]
@@ -100,7 +100,7 @@ def test_null_in_any_key_is_taken_by_its_type_or_refused(
     keys = [key for key in leaves(config) if value_at(config, key) is not None]
     taken = []
     errors = {}
-    for key in keys[::every]:
+    for key in keys[::key_step]:
         Path("null.yaml").write_text(yaml.safe_dump(with_null(config, key)))
         try:
             read_command(ConfigurationParser, ["fit", "--config=null.yaml"])

@@ -98,8 +98,8 @@ def test_each_addition_does_its_work_beside_the_others(whole: Path) -> None:
     assert steps(whole, "noise/trace") == [5, 7, 9, 11, 13]
     assert column(whole, "val/averaged_steps") == [0, 1, 5, 8]
     assert values(samples_of(whole), "step") == [3, 7, 11, 14]
-    kept = file_names(whole / "checkpoints") - {"last.ckpt", "best.ckpt"}
-    assert kept == {"step-00000006.ckpt", "step-00000012.ckpt"}
+    kept_checkpoints = file_names(whole / "checkpoints") - {"last.ckpt", "best.ckpt"}
+    assert kept_checkpoints == {"step-00000006.ckpt", "step-00000012.ckpt"}
 
 
 def test_a_killed_run_continues_to_the_bit(

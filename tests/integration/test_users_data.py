@@ -167,14 +167,15 @@ def test_token_data_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
     data += ["--data.vocab_size=50", "--trainer.val_check_interval=5"]
     arguments = fit("TokenData", *data)
 
-    one = tmp_path / "one"
-    two = tmp_path / "two"
+    one_rank = tmp_path / "one"
+    two_ranks = tmp_path / "two"
 
-    assert main([*arguments, "--data.batch_size=4", f"--run_dir={one}"]) == 0
-    assert run_ranks([*arguments, "--data.batch_size=2", f"--run_dir={two}", *DDP], 2) == [0, 0]
+    assert main([*arguments, "--data.batch_size=4", f"--run_dir={one_rank}"]) == 0
+    half_batch = ["--data.batch_size=2", f"--run_dir={two_ranks}", *DDP]
+    assert run_ranks([*arguments, *half_batch], 2) == [0, 0]
 
     for name in ("train/loss", "val/loss", "train/tokens"):
-        assert column(two, name) == pytest.approx(column(one, name))
+        assert column(two_ranks, name) == pytest.approx(column(one_rank, name))
 
 
 def test_a_plain_module_trains_and_says_what_it_lacks(

@@ -99,9 +99,9 @@ def test_another_run_begins_from_the_averages(shards: Path, averaged: Path, tmp_
 
     assert main(fit_arguments(shards, run_dir, *first, model="NGPT")) == 0
 
-    begun = last_checkpoint(run_dir)
-    assert "averaging_state" not in begun
-    assert distance(begun["state_dict"], last_checkpoint(averaged)["state_dict"]) < 1e-6
+    checkpoint = last_checkpoint(run_dir)
+    assert "averaging_state" not in checkpoint
+    assert distance(checkpoint["state_dict"], last_checkpoint(averaged)["state_dict"]) < 1e-6
 
 
 def test_an_annealed_run_goes_on_with_weights_and_averages(averaged: Path, tmp_path: Path) -> None:
@@ -160,13 +160,13 @@ def test_ranks_average_as_one_process_does_and_continue_to_the_bit(
 ) -> None:
     """After a validation FSDP2 has gathered averages, with which no step may be taken."""
     settings = (*BASE, *EMA, *RATE)
-    one = trained(*settings, model="NGPT")
+    one_process = trained(*settings, model="NGPT")
     split = (*settings, *SPLIT, *WAYS[way])
     whole = trained(*split, model="NGPT", n_ranks=2)
 
     for curve in ("train/loss", "val/loss"):
-        assert column(whole, curve) == pytest.approx(column(one, curve), rel=1e-4)
-    first, second = last_checkpoint(one), last_checkpoint(whole)
+        assert column(whole, curve) == pytest.approx(column(one_process, curve), rel=1e-4)
+    first, second = last_checkpoint(one_process), last_checkpoint(whole)
     for key in ("state_dict", "current_model_state"):
         assert distance(first[key], second[key]) < 1e-4
     cut = tmp_path / "cut"

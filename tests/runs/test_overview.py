@@ -136,9 +136,9 @@ def test_runs_are_filtered_by_all_given_tags(make_run, capsys, options, names) -
     make_run("b", record={"name": "wide-2", "tags": ["english"]})
     run = make_run("c", record=NAMED)
 
-    found = overviews(run.parent, capsys, "--sort=name", *options)
+    rows = overviews(run.parent, capsys, "--sort=name", *options)
 
-    assert list(map(itemgetter("name"), found)) == names
+    assert list(map(itemgetter("name"), rows)) == names
 
 
 def test_a_tag_that_no_run_has_is_one_sentence(make_run, refusal) -> None:

@@ -247,15 +247,15 @@ def test_runs_of_another_study_are_taken_over(start: Launch, folder: Path) -> No
 
 def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: Path) -> None:
     """A sharded checkpoint is a link to a folder; the run's own next checkpoint takes its name."""
-    kept = folder / "stable" / "checkpoints"
-    shards = kept / ".sharded" / "step=3-1"
+    checkpoints = folder / "stable" / "checkpoints"
+    shards = checkpoints / ".sharded" / "step=3-1"
     shards.mkdir(parents=True)
     for name in ("meta.pt", "shard-00001.safetensors"):
         (shards / name).write_text(name)
-    (kept / "step-00000003.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
+    (checkpoints / "step-00000003.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
     last = folder / "annealed" / "checkpoints" / "last.ckpt"
 
-    place(kept / "step-00000003.ckpt", last)
+    place(checkpoints / "step-00000003.ckpt", last)
 
     assert is_sharded(last)
     assert sorted(attributes(last.iterdir(), "name")) == ["meta.pt", "shard-00001.safetensors"]
@@ -263,7 +263,7 @@ def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: P
     next_file.write_text("a later checkpoint")
     give_name(next_file, last)
     assert last.read_text() == "a later checkpoint"
-    assert is_sharded(kept / "step-00000003.ckpt")
+    assert is_sharded(checkpoints / "step-00000003.ckpt")
 
 
 def law(tokens: float, speedup: float, seed: int) -> float:
@@ -511,12 +511,12 @@ def test_the_picture_has_exact_values_bounds_and_crossings(
         expected = [law(length * TOKENS_PER_STEP, 1, seed) for seed in SEEDS]
         assert mean == pytest.approx(np.mean(expected))
     assert all(arm.get_ydata() < baseline.get_ydata())
-    bound, exact, *_caps, crossing, one = speedups.get_lines()
+    bound, exact, *_caps, crossing, line_at_one = speedups.get_lines()
     mean = stats.gmean(list(SPEEDUPS.values()))
     assert exact.get_ydata() == pytest.approx([mean] * 3)
     assert bound.get_ydata() == pytest.approx([1.0])
     assert len(crossing.get_xdata()) == 4
-    assert one.get_ydata() == [1, 1]
+    assert line_at_one.get_ydata() == [1, 1]
 
 
 def test_intervals_of_several_arms_stand_side_by_side(folder: Path, monkeypatch, drawn) -> None:

@@ -19,10 +19,10 @@ def compile_kernels(tool: str, **options: Any) -> list[dict[str, Any]]:
         command += [f"--{name}", str(value)]
     environment = dict(os.environ)
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
     records = []
-    for line in done.stdout.splitlines():
+    for line in process.stdout.splitlines():
         if line.startswith("sm_"):
             records.append(read_record(line))
     return records

@@ -120,8 +120,8 @@ def test_freed_memory_is_kept_and_numbers_too_small_to_be_normal_are_0_in_all_th
 
     Glibc before 2.38 uses a few in turn, up to six were seen.
     """
-    given_back, kept, numbers = json.loads(
+    n_given_back, n_kept, numbers = json.loads(
         subprocess.check_output([sys.executable, "-c", NEW_PROCESS])
     )
-    assert kept < given_back / 2
+    assert n_kept < n_given_back / 2
     assert numbers == 0 or not torch.set_flush_denormal(False)
