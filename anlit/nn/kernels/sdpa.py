@@ -19,14 +19,12 @@ SHORTEST_MEAN = 32
 
 On 2 CPU cores, H 4, D 32: 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at 256."""
 
-PRIORITY = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-"""PyTorch's kernels on Hopper and later without a mask: cuDNN's is the fastest
-(docs/results/gpu.md)."""
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The order without a gradient. For each new number of keys cuDNN would build a plan, in half a
+second on a B200 (FunASR issue 3704). A generated text has a new number for each token."""
+
+PRIORITY = [SDPBackend.CUDNN_ATTENTION, *WITHOUT_CUDNN]
+"""The order in training without a mask. cuDNN's kernel is the fastest (docs/results/gpu.md)."""
 
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
@@ -153,15 +151,23 @@ def fused(
         k = repeat_kv(k, q.shape[1])
         v = repeat_kv(v, q.shape[1])
     is_grouped = k.shape[1] != q.shape[1]
-    with sdpa_kernel(PRIORITY, set_priority=True) if prefers_cudnn(q, mask) else nullcontext():
+    order = order_of_kernels(q, mask)
+    with nullcontext() if order is None else sdpa_kernel(order, set_priority=True):
         return scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal, enable_gqa=is_grouped
         )
 
 
-def prefers_cudnn(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether to ask for `PRIORITY`."""
-    return q.is_cuda and mask is None and gpu_generation() >= 9
+def order_of_kernels(q: Tensor, mask: Tensor | None) -> list[SDPBackend] | None:
+    """The order in which PyTorch tries its kernels; None for its own.
+
+    Its own order begins with cuDNN's on Hopper and later, and has none on older GPUs.
+    """
+    if not q.is_cuda or gpu_generation() < 9:
+        return None
+    if not q.requires_grad:
+        return WITHOUT_CUDNN
+    return PRIORITY if mask is None else None
 
 
 @torch.compiler.assume_constant_result

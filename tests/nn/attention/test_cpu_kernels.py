@@ -5,6 +5,7 @@ tests/parity has an independent version of the formula.
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anlit import Plain, ScaleInvariant
 from anlit.nn.kernels import KERNELS as ALL_KERNELS
@@ -135,7 +136,7 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
     """As on Hopper, where cuDNN's is asked for first; on a CPU it is passed over."""
     q, k, v, _ = inputs(1, 3, 13, D, dtype=torch.float32)
     expected = sdpa.fused(q, k, v, is_causal=True)
-    monkeypatch.setattr(sdpa, "prefers_cudnn", lambda q, mask: True)
+    monkeypatch.setattr(sdpa, "order_of_kernels", lambda q, mask: sdpa.PRIORITY)
     compiled = torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager")
 
     uncompiled_result = sdpa.fused(q, k, v, is_causal=True)
@@ -143,6 +144,24 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
 
     assert torch.equal(uncompiled_result, expected)
     assert torch.equal(compiled_result, expected)
+
+
+@pytest.mark.parametrize(
+    ("generation", "trains", "expected"),
+    [(9, True, sdpa.PRIORITY), (9, False, sdpa.WITHOUT_CUDNN), (8, True, None), (8, False, None)],
+)
+def test_cudnn_computes_training_only(generation, trains, expected, monkeypatch) -> None:
+    """It would build a plan for each length of a generated text."""
+    monkeypatch.setattr(sdpa, "gpu_generation", lambda: generation)
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 8, 64, device="cuda", requires_grad=trains)
+        mask = torch.empty(1, 1, 8, 8, device="cuda")
+
+    order = sdpa.order_of_kernels(q, None)
+    order_with_mask = sdpa.order_of_kernels(q, mask)
+
+    assert order == expected
+    assert order_with_mask == (None if trains else expected)
 
 
 @pytest.mark.parametrize("kernel", [eager, sdpa], ids=["eager", "sdpa"])
