@@ -25,8 +25,8 @@ from string import Template
 from gpu_items import Item, Phase
 from gpu_results import ROOT, Results, query_gpu
 
-BENCHMARK_SHARE = 0.85
-"""After this share of its seconds a benchmark starts nothing new."""
+BENCHMARK_RESERVE = 18
+"""Seconds of a benchmark's time for its start, its last round and its page."""
 MEMORY_SHARE = 0.9
 """The share of the GPU's memory for items beside each other."""
 CORES_PER_ITEM = 3
@@ -172,7 +172,8 @@ def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> 
     command = Template(item.command).safe_substitute(sizes)
     folder = shlex.quote(str(state / item.name))
     if "anlit benchmark" in command:
-        command += f" --output $OUT --minutes {BENCHMARK_SHARE * seconds / 60:.2f}"
+        minutes = max(0, seconds - BENCHMARK_RESERVE) / 60
+        command += f" --output $OUT --minutes {minutes:.2f}"
     return Template(command).safe_substitute(OUT=folder, STATE=shlex.quote(str(state)))
 
 
@@ -253,7 +254,9 @@ def print_plan(phases: list[Phase], minutes: float) -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make gpu")
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--again", default="", help="items to run again, or `failed`")
+    parser.add_argument(
+        "--again", default="", help="items to run again, or `failed`: all that are not finished"
+    )
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--wheels", required=True)
@@ -278,9 +281,10 @@ def main() -> int:
     make_virtual_environment(state, sorted(glob.glob(f"{options.wheels}*/*.whl")))
     results = Results(state, output, phases)
     for item in results.items:
-        has_failed = results.result(item.name).startswith("failed")
-        if item.name in options.again.split() or (options.again == "failed" and has_failed):
+        is_repeated = options.again == "failed" and results.is_unfinished(item)
+        if is_repeated or item.name in options.again.split():
             results.forget(item.name)
+    results.write()  # an output folder may be new, and this call may be killed
 
     print_plan(phases, options.minutes)
     call = Call(results, sizes, deadline, lock)
@@ -298,9 +302,12 @@ def main() -> int:
 def close(results: Results) -> int:
     """Print where the results are and whether another call must follow. Return the exit code."""
     open_items = [item.name for item in results.items if not results.status(item.name)]
+    unfinished = [item.name for item in results.items if results.is_unfinished(item)]
     page = results.output / "gpu.md"
+    if unfinished:
+        print(f"Not finished: {', '.join(unfinished)}. AGAIN=failed repeats them.")
     if not open_items:
-        print(f"All items are finished, see {page}.")
+        print(f"All items have a result, see {page}.")
         return 0
     print(f"See {page}. Call make gpu again for: {', '.join(open_items)}.")
     return UNFINISHED

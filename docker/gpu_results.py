@@ -54,6 +54,11 @@ class Results:
         """Return whether the next call runs the item: it waits, or something was missing."""
         return self.result(item.name).startswith(("waiting", "left out", "no device"))
 
+    def is_unfinished(self, item: Item) -> bool:
+        """Return whether the item has failed, or had too little time."""
+        bad_results = ("failed", "over its time", "no time was left")
+        return self.result(item.name).startswith(bad_results)
+
     def forget(self, name: str) -> None:
         """Let the item run again."""
         (self.state / f"{name}.json").unlink(missing_ok=True)
@@ -179,8 +184,14 @@ def describe_machine() -> str:
 
 def commit() -> str:
     """Return the clone's commit, without git the value of ANLIT_COMMIT."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        # A copy of the clone may lie inside another repository.
+        run_git("ls-files", "--error-unmatch", "docker/gpu.py")
+        return run_git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("ANLIT_COMMIT", "unknown")
+
+
+def run_git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
