@@ -183,7 +183,9 @@ class Benchmark:
         cases, turns = self._build_cases(group, rows, deadline)
         if self.device.type == "cuda" and turns:
             start = time.monotonic()
-            record["warm"] = warm_up(turns, start + WARM_UP_SHARE * (deadline - start))
+            warm_up_deadline = start + WARM_UP_SHARE * (deadline - start)
+            # A single round is for its compilations.
+            record["warm"] = self.options.rounds > 1 and warm_up(turns, warm_up_deadline)
 
         def save_round(results: Results[int, TimedTurn]) -> None:
             for number, rounds in results.items():

@@ -64,8 +64,8 @@ def test_no_round_follows_once_the_results_are_enough() -> None:
     assert results == {"a": [1, 1]}
 
 
-def make_benchmark(folder: Path) -> Benchmark:
-    options = Namespace(output=str(folder), rounds=9, minutes=1, device=CPU)
+def make_benchmark(folder: Path, rounds: int = 9) -> Benchmark:
+    options = Namespace(output=str(folder), rounds=rounds, minutes=1, device=CPU)
     return Benchmark("step", [], options)
 
 
@@ -91,14 +91,14 @@ class SlowGpu:
 
 
 def measure_on(
-    gpu: SlowGpu, folder: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: SlowGpu, folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int = 9
 ) -> tuple[dict[str, Any], str]:
     """Return the record of the group of two cases, of 1 and 2 s, and the page."""
     monkeypatch.setattr(harness, "clocks", gpu.clocks)
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    benchmark = make_benchmark(folder)
+    benchmark = make_benchmark(folder, rounds)
     benchmark.device = torch.device("cuda")
 
     def build(row: dict[str, Any], earlier_rows: object) -> Ready:
@@ -154,6 +154,18 @@ def test_a_gpu_with_a_changing_clock_is_marked(tmp_path: Path, monkeypatch) -> N
     assert not times["steady"]
     assert "| MHz, W |" in page
     assert marks_in(page) == list(MARKS)
+
+
+def test_a_single_round_takes_no_time_to_warm_up(tmp_path: Path, monkeypatch) -> None:
+    """`make gpu` compiles with it, beside other items."""
+    gpu = SlowGpu(cold=2.0, throttled=1.0)
+
+    _, page = measure_on(gpu, tmp_path, monkeypatch, rounds=1)
+
+    n_cases = 2
+    n_calls_of_a_turn = 3  # it compiles, is timed for the number of repeats, and is timed
+    assert gpu.n_calls == n_cases * n_calls_of_a_turn
+    assert "the clocks did not settle" in page
 
 
 def test_a_killed_benchmark_leaves_its_rounds(tmp_path: Path) -> None:
