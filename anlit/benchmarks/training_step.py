@@ -94,8 +94,9 @@ def our_step(
         )
     precision = "bf16-mixed" if size.dtype == "bfloat16" else "32-true"
     trainer = prepare_trainer(model, device, precision)
-    train = partial(take_step, trainer, random_batch(size, documents, device))
-    flops = flops_per_token(model.model, size.length)
+    batch = random_batch(size, documents, device)
+    train = partial(take_step, trainer, batch)
+    flops = flops_per_token(model.model, size.length, batch.positions if documents else None)
     return Step(model, trainer.optimizers[0], train, flops)
 
 

@@ -229,6 +229,8 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     grouped = short["anGPT groups of 2 eager"]
     assert plain["parameters"] - grouped["parameters"] == 2 * 2 * 8 * 16
     assert plain["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
+    whole_row = our_step("anGPT", TINY._replace(length=32), CPU)
+    assert long["anGPT eager"]["flops_per_token"] < whole_row.flops_per_token
 
     # Documents have T/4 tokens: 1 at T 4, so that every mechanism gives weight 1, and 8 at T 32.
     plain_loss = long["anGPT eager"]["losses"][0]

@@ -7,7 +7,7 @@ at memory speed. Recomputation in the backward pass and masked logits are not co
 is the share of the peak spent on the model's needs. Kernel and memory settings do not matter.
 """
 
-from torch import nn
+from torch import Tensor, nn
 
 from anlit.nn.attention.attention import attention_layers
 
@@ -21,13 +21,18 @@ def mean_visible_keys(length: int, window: int | None = None) -> float:
     return width - width * (width - 1) / (2 * length)
 
 
-def flops_per_token(model: nn.Module, length: int) -> float:
+def flops_per_token(model: nn.Module, length: int, positions: Tensor | None = None) -> float:
     """FLOPs of one training step per token, for a decoder of any architecture and mechanism.
 
     Each weight of a linear map costs 6, gates included. The embedding is a look-up. Each key that a
     query sees on average costs 12·H·D per layer. That is 2·H·D for q·k and 2·H·D for weights·v,
-    times 3. Heads that share keys save nothing. The average assumes that a sequence is one document
-    of `length` tokens, an upper bound for packed documents.
+    times 3. Heads that share keys save nothing.
+
+    Args:
+        model: The decoder.
+        length: Tokens of a sequence.
+        positions: Each token's position in its document, (B, T). Without it a sequence is one
+            document, which gives an upper bound for packed documents.
     """
     n_weights = 0
     for module in model.modules():
@@ -37,5 +42,9 @@ def flops_per_token(model: nn.Module, length: int) -> float:
     for attention in attention_layers(model):
         mechanism = attention.mechanism
         width = mechanism.n_heads * mechanism.d_head
-        width_times_keys += width * mean_visible_keys(length, mechanism.window)
+        if positions is None:
+            n_keys = mean_visible_keys(length, mechanism.window)
+        else:
+            n_keys = (positions + 1).clamp_max(mechanism.window or length).double().mean().item()
+        width_times_keys += width * n_keys
     return FORWARD_AND_BACKWARD * (2.0 * n_weights + 4.0 * width_times_keys)

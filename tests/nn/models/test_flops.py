@@ -42,3 +42,15 @@ def test_a_window_saves_what_it_hides(window: int) -> None:
 
     assert mean_visible_keys(LENGTH, window) == pytest.approx(visible_keys)
     assert saved == pytest.approx(12 * 3 * 32 * ((LENGTH + 1) / 2 - visible_keys))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_documents_cost_what_they_cost_alone(window: int | None) -> None:
+    attention = anlit.Plain() if window is None else anlit.SlidingWindow(window)
+    model = anlit.NGPT(**SHAPE, attention=attention).model
+    positions = torch.arange(8).repeat(1, 2)  # two documents of 8 tokens in a row
+
+    packed = flops_per_token(model, 16, positions)
+
+    assert packed == pytest.approx(flops_per_token(model, 8), rel=1e-12)
+    assert packed < flops_per_token(model, 16)
