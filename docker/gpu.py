@@ -196,6 +196,8 @@ def environment(state: Path, has_gpu: bool) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "CUDA_CACHE_PATH": str(caches / "cuda"),
         "XDG_CACHE_HOME": str(caches / "other"),
+        # The page names one GPU. A run would take all.
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
     }
     if not has_gpu:
         variables["OMP_NUM_THREADS"] = "1"

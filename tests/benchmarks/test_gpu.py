@@ -360,6 +360,20 @@ def test_the_important_items_fit_into_two_calls_and_fifteen_minutes(items: Modul
     assert first_call + second_call < 13 * 60, "a machine takes two minutes to start and to end"
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "0"), ("1", "1")])
+def test_items_use_one_gpu(
+    chosen: str | None, expected: str, items: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = importlib.import_module("gpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+    environment = gpu.environment(Path("/state"), True)
+
+    assert environment["CUDA_VISIBLE_DEVICES"] == expected
+
+
 def test_a_benchmark_ends_before_its_time(items: ModuleType) -> None:
     gpu = importlib.import_module("gpu")
     item = items.Item("step", "python -m anlit benchmark step", "x")
