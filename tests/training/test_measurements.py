@@ -1,6 +1,7 @@
 """The callbacks that measure between steps do not change training; values match formulas."""
 
 import math
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 
-from anlit import GPT, NGPT, AnGPT, ScaleInvariant
+from anlit import GPT, NGPT, AnGPT, Runtime, ScaleInvariant
 from anlit.data.batch import Batch
 from anlit.errors import UserError
 from anlit.io.read import read_rows
@@ -97,6 +98,31 @@ def test_training_is_the_same_to_the_bit_with_and_without(
     assert not torch.equal(expected.states[0], expected.states[-1]), "dropout draws numbers"
     torch.testing.assert_close(observed.states, expected.states, rtol=0, atol=0)
     torch.testing.assert_close(observed_weights, weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_a_measurement_compiles_nothing(
+    observer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each shape of its batches would take 10 s and more."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def record_graph(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=record_graph))
+    model = tiny(GPT, runtime=Runtime(compile=True))
+
+    fit(
+        model,
+        2,
+        callbacks=[observer(every_n_steps=1, sequences=2)],
+        logger=MetricsCSV(str(tmp_path)),
+    )
+
+    of_training = 1
+    assert len(graphs) == of_training
 
 
 def first_batch() -> Batch:

@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
 from anlit.nn.models.flops import flops_per_token
+from anlit.nn.models.runtime import uncompiled
 from anlit.training.lightning_internals import FetchTimer, completes_step, is_logged
 
 AMPERE_PEAKS = {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12}
@@ -170,8 +171,10 @@ class Throughput(L.Callback):
 
 
 @contextmanager
-def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str, Any]]:
+def measuring(trainer: L.Trainer, model: Any) -> Iterator[dict[str, Any]]:
     """Let forward passes between steps run in eval mode, in the precision of training, untimed.
+
+    They run uncompiled, because their batches have other shapes than those of training.
 
     Yields a dictionary; its content is logged at the step of the last batch. Each module's mode is
     restored. `Throughput` comes before the callback that measures, or a step would end after it.
@@ -181,7 +184,11 @@ def measuring(trainer: L.Trainer, model: L.LightningModule) -> Iterator[dict[str
     values: dict[str, Any] = {}
     model.eval()
     try:
-        with torch.no_grad(), trainer.precision_plugin.forward_context():
+        with (
+            torch.no_grad(),
+            trainer.precision_plugin.forward_context(),
+            uncompiled(model.model),
+        ):
             yield values
     finally:
         for module, mode in modes.items():
