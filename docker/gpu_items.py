@@ -53,7 +53,8 @@ SIZES = {
     ),
     "STEPS_ALONE": "--trainer.max_steps 200 --trainer.val_check_interval 100",
     "STEPS_BESIDE": "--trainer.max_steps 100 --trainer.val_check_interval 25",
-    "PYTEST": "python -m pytest -q -p no:cacheprovider -m gpu",
+    # -v: a result for each test, also if the tests are over their time.
+    "PYTEST": "python -m pytest -v -p no:cacheprovider -m gpu",
 }
 
 _TOY_MODEL = "--d_model 32 --n_layers 1 --n_heads 2 --vocab_size 64 --length 32 --batch 2"
