@@ -223,7 +223,13 @@ def make_virtual_environment(state: Path, wheels: Sequence[str]) -> None:
     (packages / "beneath.pth").write_text("".join(lines))
     if wheels:
         pip = [sys.executable, "-m", "pip", "--python", str(python_of(state)), "install", "--quiet"]
-        subprocess.run([*pip, "--no-index", "--no-deps", "--no-compile", *wheels], check=True)
+        command = [*pip, "--no-index", "--no-deps", "--no-compile", *wheels]
+        if subprocess.run(command).returncode:
+            sys.exit(
+                "make gpu: the wheels do not fit this Python. `make gpu-wheels` collects them for "
+                "Python 3.12 on 64-bit x86 Linux: set GPU_PYTHON to that Python, or WHEELS to an "
+                "empty folder if this Python has all packages"
+            )
     stamp.write_text(text)
 
 

@@ -360,6 +360,18 @@ def test_the_important_items_fit_into_two_calls_and_fifteen_minutes(items: Modul
     assert first_call + second_call < 13 * 60, "a machine takes two minutes to start and to end"
 
 
+def test_wheels_for_another_python_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "outer-1-cp310-cp310-win32.whl").touch()
+    write_plan(tmp_path, (60, ["'first', 'true', 'x'"]))
+
+    code, output = call(tmp_path)
+
+    assert code == 1
+    assert "the wheels do not fit this Python" in output
+    assert "Traceback" not in output
+
+
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "0"), ("1", "1")])
 def test_items_use_one_gpu(
     chosen: str | None, expected: str, items: ModuleType, monkeypatch: pytest.MonkeyPatch
@@ -487,6 +499,7 @@ def test_without_a_gpu_the_whole_plan_is_measured_or_says_why_not(
     settings = [
         f"STATE={tmp_path}/state",
         f"OUTPUT={tmp_path}/output",
+        f"WHEELS={tmp_path}/none",
         f"GPU_PYTHON={sys.executable}",
     ]
     command = ["make", "gpu", *settings]
