@@ -112,12 +112,9 @@ def remove_refused_start(run_dir: str) -> None:
 
 
 def _has_trained(run: Path) -> bool:
-    """Whether a batch was trained on: the record has the kernels of attention, or a loss is logged.
-
-    A decoder of a user's own may have no attention.
-    """
+    """Whether a batch was trained on: then the record lists the kernels of attention, if any."""
     record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
-    return bool(record.get("attention")) or (run / METRICS).is_file()
+    return record.get("attention") is not None
 
 
 def _is_removable(path: Path) -> bool:

@@ -279,6 +279,19 @@ def test_data_that_cannot_train_are_refused_in_a_sentence(
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("model", ["GPT", "tests.integration.users_models.Bigram"])
+def test_a_run_that_fails_after_a_step_keeps_its_folder_before_it_has_logged(
+    tmp_path: Path, refusal: Refusal, model: str
+) -> None:
+    run = tmp_path / "run"
+    settings = ["--model.vocab_size=50", "--trainer.log_every_n_steps=9", f"--run_dir={run}"]
+    arguments = [*fit(f"{MINE}.LateMistake"), f"--model={model}", *settings]
+
+    assert "LateMistake delivers the token 50" in refusal(*arguments)
+
+    assert record_of(run)["status"] == "failed"
+
+
 def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,15 @@ class Pairs(L.LightningDataModule):
     val_dataloader = loader
 
 
+class LateMistake(Pairs):
+    """The third batch has a token beyond a vocabulary of 50."""
+
+    def train_dataloader(self) -> Any:
+        rows = ROWS.clone()
+        rows[2 * self.batch_size] = 50
+        return DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), self.batch_size)
+
+
 class TrainingAlone(L.LightningDataModule):
     """Dictionaries of Hugging Face, without validation and without a setting batch_size."""
 

@@ -89,7 +89,7 @@ class RunRecord(L.Callback):
             "data": fingerprint_of(data),
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
-            "attention": [],  # filled at the first batch
+            "attention": None,  # a list after the first batch, empty for a decoder without it
         }
         averages = averages_of(trainer)
         if averages is not None:
