@@ -57,15 +57,12 @@ class Annealing:
 
 
 def annealed_settings(settings: dict[str, Any], max_steps: int) -> dict[str, Any]:
-    """A stable run's settings for `max_steps` steps, without schedule and step checkpoints."""
+    """A stable run's settings for `max_steps` steps, without schedule and added checkpoints."""
     remaining: dict[str, Any] = {}
     for key, value in settings.items():
         if not f"{schema_key(key)}.".startswith("model.schedule."):
             remaining[key] = value
-    callbacks = []
-    for callback in as_list(settings.get(CALLBACKS)):
-        if mapping(callback).get("class_path") != STEP_CHECKPOINTS:
-            callbacks.append(callback)
+    _, *callbacks = settings[CALLBACKS]  # the first is of `stable_settings`
     # At its place, because an option such as trainer.callbacks.decay changes the callback before.
     remaining[CALLBACKS] = callbacks
     if not callbacks:

@@ -5,7 +5,7 @@ from typing import Any
 
 from anlit.config.files import configuration_file
 from anlit.errors import UserError
-from anlit.study.anneal import DEFAULT_DECAY, LENGTHS, Annealing
+from anlit.study.anneal import CALLBACKS, DEFAULT_DECAY, LENGTHS, Annealing
 from anlit.study.fairness import check_distinct_seeds, check_fairness
 from anlit.study.grid import DATA_SEED, GRID_SCHEMA, GridPoint, check_schema, expand_grid, safe_name
 from anlit.study.plan import Arm, PlannedComparison, Study, read_config
@@ -175,7 +175,7 @@ def _read_arms(
             title=title,
             configs=configs,
             varied=varied,
-            settings=_arm_settings(settings | varied.settings, annealing, name, path),
+            settings=_arm_settings(settings | varied.settings, points[0], annealing, name, path),
             points=points,
             ranges=ranges,
         )
@@ -199,13 +199,25 @@ def _read_tuning(
 
 
 def _arm_settings(
-    settings: dict[str, Any], annealing: Annealing | None, name: str, path: str
+    settings: dict[str, Any],
+    point: GridPoint,
+    annealing: Annealing | None,
+    name: str,
+    path: str,
 ) -> dict[str, Any]:
-    """The settings of an arm's measured runs. Raises UserError for a length beside `anneal`."""
+    """The settings of an arm's measured runs. `point` is one that it tunes.
+
+    Raises UserError for settings that `anneal` has to give.
+    """
     if annealing is None:
         return settings
+    if CALLBACKS in point.settings:
+        raise UserError(
+            f"tune of arm '{name}' in {path} has {CALLBACKS}, to which `anneal` adds the "
+            "checkpoints that annealed runs begin from: make it a `vary`"
+        )
     for key in LENGTHS:
-        if key in settings:
+        if key in settings or key in point.settings:
             raise UserError(
                 f"arm '{name}' of {path} sets {key}, and anneal.max_steps gives the lengths of "
                 "the runs: leave it out"

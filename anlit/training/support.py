@@ -30,6 +30,7 @@ from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.training.strategies import FullySharded
+from anlit.training.weight_averages import refuse_two_averages
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
 STRATEGIES: list[tuple[Any, str | None]] = [
@@ -128,6 +129,7 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
     for plugin, _ in _configured_objects(trainer, "plugins"):
         _check_plugin(plugin)
     configured_ramp(trainer)
+    refuse_two_averages(callback for callback, _ in _configured_objects(trainer, "callbacks"))
     for callback, arguments in _configured_objects(trainer, "callbacks"):
         _check_callback(callback, arguments)
         if issubclass(callback, callbacks.EMAWeightAveraging):

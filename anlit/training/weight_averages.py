@@ -11,7 +11,7 @@ Here the averages are beside the weights and sharded like them. They are in floa
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import methodcaller
 from typing import Any
 
@@ -44,14 +44,19 @@ def keep_averages(trainer: L.Trainer) -> None:
     """Replace the Trainer's rule, if any, by the `WeightAverages` that follow it."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     rules = [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
-    if len(rules) > 1:
-        first, second = [type(rule).__name__ for rule in rules[:2]]
-        raise UserError(
-            f"trainer.callbacks has {first} and {second}, and a run has one average of its "
-            "weights: leave one out"
-        )
+    refuse_two_averages(map(type, rules))
     for rule in rules:
         callbacks[callbacks.index(rule)] = WeightAverages(rule)
+
+
+def refuse_two_averages(classes: Iterable[type]) -> None:
+    """Raise UserError if two of a Trainer's classes of callbacks average its weights."""
+    names = [kind.__name__ for kind in classes if issubclass(kind, WeightAveraging)]
+    if len(names) > 1:
+        raise UserError(
+            f"trainer.callbacks has {names[0]} and {names[1]}, and a run has one average of its "
+            "weights: leave one out"
+        )
 
 
 def averages_of(trainer: L.Trainer) -> "WeightAverages | None":

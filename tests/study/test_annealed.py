@@ -122,6 +122,19 @@ def test_another_callback_of_an_arm_stays(folder: Path) -> None:
     assert "schedule" not in " ".join(run_settings)
 
 
+def test_step_checkpoints_that_an_arm_asks_for_stay(folder: Path) -> None:
+    own = {
+        "class_path": "anlit.training.callbacks.checkpoints.StepCheckpoints",
+        "init_args": {"steps": 50},
+    }
+    settings = {"trainer.callbacks+": own}
+    study = annealed_study(folder, shared={"configs": ["common.yaml"], "settings": settings})
+
+    run = study.annealed_runs(first_points(study))[0]
+
+    assert run.settings["trainer.callbacks+"] == [own]
+
+
 def test_an_annealed_run_costs_its_decay_alone(folder: Path) -> None:
     study = annealed_study(folder, pace={"flops_per_second": 1e10})
     points = first_points(study)
@@ -164,6 +177,14 @@ def test_an_annealed_run_costs_its_decay_alone(folder: Path) -> None:
         (
             {"arms": {"gpt": {"vary": {"trainer.max_steps": [1, 2]}}}},
             "arm 'gpt' .* sets trainer.max_steps, and",
+        ),
+        (
+            {"arms": {"gpt": {"tune": {"trainer.max_steps": [1, 2]}}}},
+            "arm 'gpt' .* sets trainer.max_steps, and",
+        ),
+        (
+            {"arms": {"gpt": {"tune": {"trainer.callbacks+": [None, "EarlyStopping"]}}}},
+            r"tune of arm 'gpt' .* has trainer.callbacks\+, to which `anneal` adds",
         ),
         (
             {"arms": {"gpt": {"tune": {"lr": [1, 2]}}}},

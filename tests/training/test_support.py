@@ -186,6 +186,15 @@ def test_a_callback_is_refused_by_its_class_and_arguments(
     assert message in refusal_of({"callbacks": [callback]})
 
 
+def test_two_averages_are_refused_with_the_configuration() -> None:
+    averages = [
+        lightning_callback("EMAWeightAveraging", decay=0.9),
+        configure("anlit.training.callbacks.TailAveraging", share=0.2),
+    ]
+
+    assert "EMAWeightAveraging and TailAveraging, and a" in refusal_of({"callbacks": averages})
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
