@@ -1,5 +1,6 @@
 """A study's report: an HTML page, its Markdown twin, and the raw numbers."""
 
+import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,16 +11,16 @@ import numpy as np
 from anlit.compare.comparison import STUDY, record_runs
 from anlit.compare.comparison_report import sources
 from anlit.compare.statistics import mean_sd
+from anlit.errors import UserError, report_unforeseen
 from anlit.io.write import write_json
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
-from anlit.reporting.text import code, literal, without_control_codes
+from anlit.reporting.text import code, echo, literal, without_control_codes
 from anlit.study.plan import AnnealedRun
 from anlit.study.results import StudyResults
 from anlit.study.sections.annealed import raw_numbers, summary_tables
 from anlit.study.sections.registry import SECTIONS, check_sections
-from anlit.study.sections.tuning import tuning
 
 STATUS_NAMES = {
     "finished": "finished",
@@ -98,13 +99,26 @@ def _paragraphs(results: StudyResults) -> list[str]:
         str(study.content.get("question") or "").strip(),
         _progress(results),
     ]
-    for name, options in study.sections:
-        paragraphs += SECTIONS[name].write(results, options)
-    if "tuning" not in dict(study.sections):
-        paragraphs += tuning(results, {})
+    sections = list(study.sections)
+    if "tuning" not in dict(sections):
+        sections.append(("tuning", {}))
+    for name, options in sections:
+        paragraphs += _section(results, name, options)
     paragraphs += ["## Failures", _failures(results)]
     paragraphs += _sources(results)
     return paragraphs
+
+
+def _section(results: StudyResults, name: str, options: dict[str, Any]) -> list[str]:
+    """A section in Markdown. If it fails, it says why, and the rest of the report comes."""
+    try:
+        return SECTIONS[name].write(results, options)
+    except UserError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = report_unforeseen(error)
+    echo(f"the section '{name}' could not be made: {reason}", sys.stderr)
+    return [f"## {name}", f"This section could not be made: {literal(reason)}"]
 
 
 def _failures(results: StudyResults) -> str:

@@ -104,6 +104,62 @@ def test_a_setting_that_was_also_tried_at_zero_has_its_losses(folder: Path) -> N
     assert "losses-weight_decay-parameters.png" in page.pictures
 
 
+DECAYS = {"decay": {value: {"model.init_args.weight_decay": value} for value in (0.0, 0.1, 0.2)}}
+
+
+def test_a_trend_of_values_at_zero_is_drawn_without_a_power_law(folder: Path) -> None:
+    tuned = {"model.init_args.weight_decay": [0.0, 0.1]}
+    arms = {"gpt": UNTUNED_ARMS["gpt"] | {"vary": SIZES, "tune": tuned}}
+    sections = [{"trend": {"value": "weight_decay", "over": "parameters"}}]
+
+    def loss(run, values, parameters, tokens):
+        return 3 + values["weight_decay"]
+
+    page = report(trained(folder, loss, arms=arms, baseline=None, sections=sections))
+
+    assert "trend-weight_decay-parameters.png" in page.pictures
+    assert "A power law needs three points, and none at 0." in page.text
+    assert ["GPT+", "3"] not in [row[:2] for row in page.rows]
+
+
+def test_a_trend_over_a_value_of_zero_has_its_point(monkeypatch, drawn) -> None:
+    series = {"GPT+": [(0.0, [3.0]), (0.1, [2.9]), (0.2, [3.1])]}
+
+    axes = drawn_trend(monkeypatch, drawn, series, "loss").axes[0]
+
+    left, right = axes.get_xlim()
+    assert left < 0 < 0.2 < right
+
+
+def test_gaps_over_a_value_of_zero_have_its_point(folder: Path, monkeypatch, drawn) -> None:
+    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+    arms = {name: UNTUNED_ARMS[name] | {"vary": DECAYS} for name in ("gpt", "angpt")}
+    sections = [{"loss_gap": {"baseline": "gpt", "each": "decay", "over": "decay"}}]
+
+    report(trained(folder, arms=arms, baseline=None, sections=sections, seeds=[1]))
+
+    left, right = drawn[0].axes[0].get_xlim()
+    assert left < 0 < right
+
+
+def test_a_section_that_fails_says_why_and_leaves_the_rest_of_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError("no figure")
+
+    monkeypatch.setattr(trend, "draw_trend", fail)
+    sections = [{"trend": {"over": "parameters"}}, "convergence"]
+
+    page = report(trained(folder, arms=UNTUNED_ARMS, sections=sections, seeds=[1]))
+
+    sentence = "This section could not be made: unforeseen ZeroDivisionError (no figure) at"
+    assert sentence in page.text
+    assert "## Failures" in page.text
+    assert "1-convergence.png" in page.pictures
+    assert "the section 'trend' could not be made: unforeseen Zero" in capsys.readouterr().err
+
+
 def n_parameters(d: int) -> int:
     """The parameters of the study's models with four layers and 1024 tokens, of width d."""
     return 2 * 1024 * d + 4 * 16 * d * d
@@ -365,7 +421,10 @@ def test_the_baseline_of_a_section_is_an_arm_or_all_its_points(
             {"loss_gap": {"baseline": "other", "each": "lr"}},
             "has the baseline 'other', which is none of gpt, angpt",
         ),
-        ({"loss_gap": {"baseline": "gpt", "each": "size"}}, "each 'size': choose one of none"),
+        (
+            {"loss_gap": {"baseline": "gpt", "each": "size"}},
+            "each 'size', which arm 'gpt' does not vary: choose",
+        ),
         (
             {"dynamics": {"arms": ["gpt", "bert"]}},
             "names the arm 'bert', which is none of gpt, angpt",

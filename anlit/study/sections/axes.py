@@ -41,6 +41,13 @@ def display_name(key: str) -> str:
     return DISPLAY_NAMES.get(key, key)
 
 
+def set_scale(axis: Axis, values: Sequence[float]) -> None:
+    """Make an axis logarithmic, with a tick for each value. With a value of 0 it stays linear."""
+    if min(values) > 0:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        set_ticks(axis, values)
+
+
 def set_ticks(axis: Axis, values: Sequence[float]) -> None:
     """Set a tick for each value on a logarithmic axis if there is room, else for each decade."""
     ticks = distinct_values(values)

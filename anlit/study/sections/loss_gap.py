@@ -18,7 +18,6 @@ from anlit.compare.statistics import (
     mean_sd,
     speed_up,
 )
-from anlit.errors import UserError
 from anlit.reporting.figure import (
     BASELINE_LINE,
     COLUMN_WIDTH,
@@ -76,7 +75,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
     """A figure and a table of the gaps.
 
     Options: `baseline`, an arm; `each`, a name of `vary` with a panel for each value; `over`
-    (default: tokens_per_parameter). UserError if one is unknown.
+    (default: tokens_per_parameter).
     """
     panel_key = options["each"]
     over = str(options.get("over", "tokens_per_parameter"))
@@ -136,12 +135,6 @@ def _gaps(results: StudyResults, baseline: str, panel_key: str, over: str) -> li
             baselines[measured.arm.varied.name] = measured
     gaps = []
     for measured in measured_arms:
-        shown = measured.arm.varied.shown
-        if panel_key not in shown:
-            choices = ", ".join(shown) or "none"
-            raise UserError(
-                f"the section 'loss_gap' asks for each '{panel_key}': choose one of {choices}"
-            )
         measured_baseline = baselines.get(measured.arm.varied.name)
         if measured.arm.base != baseline and measured_baseline is not None:
             gap = _gap(results, measured, measured_baseline, panel_key, over)
@@ -224,9 +217,10 @@ def _draw_panel(axes: Axes, gaps: list[Gap], styles: dict[str, LineStyle]) -> No
     is_small = max(ticks) < 100
     format_tick = "{:.2g}".format if is_small else short_number
     labels = list(map(format_tick, ticks))
-    axes.set_xscale("log")
+    if ticks[0] > 0:
+        axes.set_xscale("log")
+        axes.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
     axes.set_xticks(ticks, labels)
     axes.minorticks_off()
     axes.tick_params(labelsize=7)
-    axes.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
     axes.grid()

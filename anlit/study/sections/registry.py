@@ -66,6 +66,8 @@ def check_sections(study: Study) -> None:
             _check_embed(study, options, location)
         if name in ("trend", "loss_gap"):
             _check_numbers(study, options, location)
+        if name == "loss_gap":
+            _check_panels(study, options["each"], location)
         if name == "annealed":
             _check_annealed(study, location)
 
@@ -120,6 +122,17 @@ def _check_numbers(study: Study, options: dict[str, Any], location: str) -> None
                     f"{location} has {key} '{name}', which is no number of arm '{arm.name}': "
                     f"vary or tune it, or choose one of {', '.join(numbers)}"
                 )
+
+
+def _check_panels(study: Study, each: str, location: str) -> None:
+    """Raise UserError if an arm does not vary what has a panel for each of its values."""
+    for arm in study.arms:
+        if each not in arm.varied.shown:
+            choices = ", ".join(arm.varied.shown) or "none"
+            raise UserError(
+                f"{location} asks for each '{each}', which arm '{arm.name}' does not vary: choose "
+                f"one of {choices}"
+            )
 
 
 def _numeric_settings(arm: Arm) -> list[str]:

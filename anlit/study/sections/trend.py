@@ -14,7 +14,7 @@ from anlit.reporting.figure import COLUMN_WIDTH, DASHES, legend_below, line_styl
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
-from anlit.study.sections.axes import UNITS, display_name, set_ticks
+from anlit.study.sections.axes import UNITS, display_name, set_scale
 from anlit.study.sections.tuned_losses import tuned_losses
 
 Point = tuple[float, Summary]
@@ -54,7 +54,8 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
         return [*paragraphs, markdown_table(head, _loss_rows(lines))]
     name = display_name(value).capitalize()
     explanation = (
-        f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps."
+        f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps. "
+        "A power law needs three points, and none at 0."
     )
     head = ["arm", "points", "exponent b", "95 % interval"]
     table = markdown_table(head, _law_rows(lines, laws))
@@ -62,9 +63,12 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
 
 
 def _fit_laws(lines: Lines) -> dict[str, PowerLaw]:
+    """The law of each label. None through fewer than three points, or a point at 0."""
     laws = {}
     for label, points in lines.items():
-        law = power_law([x for x, _ in points], [y.mean or 0.0 for _, y in points])
+        xs = [x for x, _ in points]
+        ys = [y.mean or 0.0 for _, y in points]
+        law = power_law(xs, ys) if min(*xs, *ys) > 0 else None
         if law:
             laws[label] = law
     return laws
@@ -89,7 +93,7 @@ def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
 def draw_trend(
     lines: Lines, over: str, value: str, path: Path, laws: Mapping[str, PowerLaw]
 ) -> None:
-    """Draw the points over a logarithmic x, joined by lines or with their fitted power law."""
+    """Draw the points, joined by lines or with their fitted power law. Axes as in `set_scale`."""
     styles = line_styles(list(lines))
     all_points = list(itertools.chain.from_iterable(lines.values()))
     all_x = sorted(x for x, _ in all_points)
@@ -99,7 +103,7 @@ def draw_trend(
         for i, (label, points) in enumerate(lines.items()):
             colour, marker, dash = styles[label]
             x = np.array([x for x, _ in points])
-            means = [y.mean or np.nan for _, y in points]
+            means = [np.nan if y.mean is None else y.mean for _, y in points]
             deviations = [y.sd or np.nan for _, y in points] if has_bars else None
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
             line: dict[str, Any] = {
@@ -116,13 +120,12 @@ def draw_trend(
                 law = constant * fine_x**exponent.median
                 law_dash = DASHES[i % len(DASHES)]
                 axes.plot(fine_x, law, linestyle=law_dash, color=colour, linewidth=1)
-        axes.set_xscale("log")
-        set_ticks(axes.xaxis, all_x)
+        set_scale(axes.xaxis, all_x)
         if value != "loss":
             values = [y.mean or 0.0 for _, y in all_points]
-            axes.set_yscale("log")
-            set_ticks(axes.yaxis, values)
-            axes.set_ylim(min(values) / 1.3, max(values) * 1.3)
+            set_scale(axes.yaxis, values)
+            if min(values) > 0:
+                axes.set_ylim(min(values) / 1.3, max(values) * 1.3)
         axes.grid()
         axes.set_xlabel(UNITS.get(over, display_name(over)))
         axes.set_ylabel(UNITS.get(value, display_name(value)))

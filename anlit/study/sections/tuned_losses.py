@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from anlit.reporting.figure import COLOUR_MAP, INK, MARKERS, legend_below, panels, save, style
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults, Tuning
-from anlit.study.sections.axes import UNITS, display_name, loss_range, set_ticks, with_margin
+from anlit.study.sections.axes import UNITS, display_name, loss_range, set_scale, with_margin
 
 Curve = dict[float, float]
 """Value of the tuned setting → lowest loss with it."""
@@ -86,9 +86,7 @@ def draw_tuned_losses(curves: Panels, value: str, over: str, path: Path) -> None
             for number, curve in sorted(arm_curves.items()):
                 _draw_curve(ax, curve, top, *looks[number])
             ax.set_title(title)
-            if min(tried) > 0:
-                ax.set_xscale("log")
-                set_ticks(ax.xaxis, sorted(tried))
+            set_scale(ax.xaxis, sorted(tried))
             ax.set_ylim(*with_margin(best, top))
             ax.set_xlabel(UNITS.get(value, display_name(value)))
             ax.set_ylabel(UNITS["loss"])
