@@ -13,27 +13,44 @@ from anlit.errors import UserError
 from anlit.reporting.text import echo
 
 
-def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[int, int] | None:
+def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[int, int]:
     """Set `trainer.max_steps` to the steps that the budget of tokens allows, and print it.
 
-    A configuration without a budget stays. The recorded configuration has the steps alone, so a
-    run is continued with the same number.
+    The recorded configuration has the steps alone, so a run is continued with the same number.
 
     Args:
-        config: The configuration of `fit`, with a vocabulary.
+        config: The configuration of `fit`, with a vocabulary and a budget.
         count_parameters: Called if the budget is a number of tokens per parameter.
 
     Returns:
-        Sequences and tokens of the micro-batches that it counts; None without a budget.
+        Sequences and tokens of the micro-batches that it counts.
 
     Raises:
-        UserError: Two settings give the length of the run. Or the budget is less than a step. Or
-            the data do not tell their batches.
+        UserError: The budget is less than a step.
+    """
+    n_tokens = config.max_tokens
+    if n_tokens is None:
+        n_tokens = config.tokens_per_parameter * count_parameters()
+    n_steps = _steps_within(config, n_tokens)
+    config.trainer.max_steps = n_steps
+    config.max_tokens = config.tokens_per_parameter = None
+    smallest = _step_tokens(config, 0)
+    largest = _step_tokens(config, n_steps - 1)
+    sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+    rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {sizes} tokens")
+    return batch_shape(config)
+
+
+def has_budget(config: Namespace) -> bool:
+    """Whether a configuration of `fit` gives the length of the run in tokens.
+
+    Raises UserError if two settings give the length, or the budget is less than a step. It also
+    does if the data do not tell their batches.
     """
     budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if not given:
-        return None
+        return False
     lengths = given | configured_lengths(config)
     if len(lengths) > 1:
         listed = " and ".join(f"{name}={value:g}" for name, value in lengths.items())
@@ -41,24 +58,28 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
             f"{listed} both give the length of the run: leave one out, or give "
             "--trainer.max_steps -1 if it is in a file"
         )
-    n_tokens = config.max_tokens
-    if n_tokens is None:
-        n_tokens = config.tokens_per_parameter * count_parameters()
+    batch_shape(config)
+    if config.max_tokens is not None:
+        _steps_within(config, config.max_tokens)
+    return True
+
+
+def _steps_within(config: Namespace, n_tokens: float) -> int:
+    """The number of whole steps that these tokens allow. Raises UserError if it is 0."""
     ramp = configured_ramp(config.trainer.as_dict())
-    micro_batch_tokens = _micro_batch_tokens(config)
-    n_steps = ramp.steps_within(int(n_tokens // micro_batch_tokens))
-    smallest = micro_batch_tokens * ramp.micro_batches(0)
+    n_steps = ramp.steps_within(int(n_tokens // _micro_batch_tokens(config)))
     if n_steps < 1:
         raise UserError(
-            f"{n_tokens:,.0f} tokens are less than a step of {smallest:,}: give more tokens, or "
-            "lower data.batch_size"
+            f"{n_tokens:,.0f} tokens are less than a step of {_step_tokens(config, 0):,}: give "
+            "more tokens, or lower data.batch_size"
         )
-    config.trainer.max_steps = n_steps
-    config.max_tokens = config.tokens_per_parameter = None
-    largest = micro_batch_tokens * ramp.micro_batches(n_steps - 1)
-    sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
-    rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {sizes} tokens")
-    return batch_shape(config)
+    return n_steps
+
+
+def _step_tokens(config: Namespace, step: int) -> int:
+    """The tokens of optimizer step `step`, from 0."""
+    ramp = configured_ramp(config.trainer.as_dict())
+    return _micro_batch_tokens(config) * ramp.micro_batches(step)
 
 
 def configured_lengths(config: Namespace) -> dict[str, int]:

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +12,7 @@ from typing import IO, Any
 import lightning as L
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -20,11 +20,12 @@ from anlit.checkpoints.checkpoint_io import refuse_damaged
 from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
 from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands.anneal import branch
-from anlit.commands.budget import set_steps
+from anlit.commands.budget import has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
 from anlit.commands.parser import ConfigurationParser, original_error, read_command
+from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.trainer_objects import (
     evaluation_callbacks,
     trainer_plugins,
@@ -50,7 +51,12 @@ from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.default_folder import default_run_folder
 from anlit.training.initial_weights import load_initial_weights
-from anlit.training.lightning_internals import CommandLine, start_method, wrap_on_current_stream
+from anlit.training.lightning_internals import (
+    CommandLine,
+    set_max_steps,
+    start_method,
+    wrap_on_current_stream,
+)
 from anlit.training.refusals import refusals
 from anlit.training.run_folder import checkpoint_to_continue, checkpoint_to_evaluate
 from anlit.training.support import check_strategy
@@ -78,6 +84,8 @@ class FitCommand(ConfigurationParser):
     """The locked file in the run folder; None on ranks above 0, and if a run writes nothing."""
     rate_advice: str | None = None
     """Advice if the learning rate is a default."""
+    has_budget = False
+    """Whether the length of the run is given in tokens."""
     budget_batch: tuple[int, int] | None = None
     """Sequences and tokens of a micro-batch that a budget of tokens counts."""
 
@@ -164,7 +172,7 @@ class FitCommand(ConfigurationParser):
             self._lock_run_folder(run_dir, ckpt_path)
             self._refuse_damaged_checkpoint(run_dir, ckpt_path)
         initial_weights = self.setting("initial_weights")
-        is_continued = ckpt_path == "last" and checkpoint_of_run(run_dir, (LAST,)) is not None
+        is_continued = self._is_continued()
         self.model.budget_batch = None if is_continued else self.budget_batch
         if initial_weights is not None and not is_continued:
             load_initial_weights(self.model, initial_weights)
@@ -203,17 +211,29 @@ class FitCommand(ConfigurationParser):
             finish_wandb_run()
 
     def instantiate_classes(self) -> None:
-        """Make the objects of the configuration. Raises UserError if a class refuses a setting."""
+        """Make the objects of the configuration. Raises UserError if a class refuses a setting.
+
+        The vocabulary may come from data that have to be prepared, for hours. All that can be
+        refused is refused before.
+        """
+        config = self.config[self.subcommand]
+        is_fit = self.subcommand == "fit"
         try:
-            config = self.config[self.subcommand]
-            _set_vocabulary_from_data(config)
-            if self.subcommand == "fit":
+            self.has_budget = is_fit and has_budget(config)
+            with wandb_run(config, config.run_dir) if is_fit else nullcontext():
+                self.make_objects("trainer")
+            self.trainer = self.instantiate_trainer()
+            if is_fit:
+                self._check_model(config.clone())
+            _set_vocabulary_from_data(config, self.trainer, is_fit)
+            if self.has_budget:
                 self.budget_batch = set_steps(config, partial(self._count_parameters, config))
+                set_max_steps(self.trainer, config.trainer.max_steps)
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_width(config.model)
-            is_fit = self.subcommand == "fit"
-            with wandb_run(config, config.run_dir) if is_fit else nullcontext():
-                LightningCLI.instantiate_classes(self)
+            self.make_objects("model", "data")
+        except UserError:
+            raise
         except ValueError as error:
             cause: Any = original_error(error)
             if _is_programming_error(cause):
@@ -223,6 +243,26 @@ class FitCommand(ConfigurationParser):
             if _is_programming_error(error):
                 raise
             raise UserError(explain_lightning_error(error)) from error
+        self.model = self.setting("model")
+        self.datamodule = self.setting("data")
+
+    def _check_model(self, config: Namespace) -> None:
+        """Raise UserError if model or optimizer refuse a setting, or first weights are missing.
+
+        A model with a vocabulary is made before data are prepared, and not checked here.
+        """
+        if config.initial_weights is not None and not self._is_continued():
+            find_checkpoint(config.initial_weights)
+        if config.get("model.init_args.vocab_size") is not None:
+            return
+        set_rate_by_width(config.model)
+        with suppress(RuntimeError):  # a class that needs memory for the weights
+            self.model_of(config).new_optimizer()
+
+    def _is_continued(self) -> bool:
+        """Whether `--ckpt_path last` finds a checkpoint."""
+        last = checkpoint_of_run(self.setting("run_dir"), (LAST,))
+        return self.setting("ckpt_path") == "last" and last is not None
 
     def _count_parameters(self, config: Namespace) -> int:
         return self.model_of(config).model.n_parameters()
@@ -241,6 +281,8 @@ class FitCommand(ConfigurationParser):
             self.save_config_callback = None  # it would write into the working directory
             kwargs["callbacks"] = evaluation_callbacks(settings)
             kwargs["logger"] = settings.get("logger") or False
+        if self.has_budget:  # the number of steps follows later
+            kwargs["max_steps"] = TRAINER_DEFAULTS["max_steps"]
         trainer = super().instantiate_trainer(plugins=trainer_plugins(settings), **kwargs)
         strategy: Strategy = trainer.strategy  # `auto` takes it by the machine
         arguments = {"start_method": start_method(strategy)}
@@ -260,7 +302,7 @@ def _usual_run_dir(config: Namespace) -> str:
     return f"runs/{config.name or f'{model}-seed{config.seed_everything}'}"
 
 
-def _set_vocabulary_from_data(config: Namespace) -> None:
+def _set_vocabulary_from_data(config: Namespace, trainer: L.Trainer, trains: bool) -> None:
     """Set a missing vocab_size to the vocabulary of the data, which are prepared if necessary."""
     settings = config.model.get("init_args", {})
     if "vocab_size" not in settings or settings.vocab_size is not None:
@@ -269,6 +311,9 @@ def _set_vocabulary_from_data(config: Namespace) -> None:
     parser.add_subclass_arguments(L.LightningDataModule, "data")
     data = parser.instantiate(Namespace(data=config.data)).data
     if isinstance(data, TokenShards):
+        data.trainer = trainer
+        if "context_length" in settings:
+            data.check_settings(settings.context_length, trains)
         data.prepare_data()
     vocab_size = vocab_size_of(data)
     if vocab_size is None:

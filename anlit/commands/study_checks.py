@@ -7,6 +7,7 @@ the finished runs, as `name: anlit …`.
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def _check_after_commands(study: Study) -> None:
 def _check_configurations(study: Study) -> None:
     """Raise UserError if the configuration of a run is wrong."""
     # Here, because it imports torch, which takes seconds.
+    from anlit.commands.learning_rate import set_rate_by_width
     from anlit.commands.parser import ConfigurationParser, read_command
 
     parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
@@ -57,7 +59,11 @@ def _check_configurations(study: Study) -> None:
         try:
             if parser is None:
                 parser = read_command(ConfigurationParser, arguments)
-            model = parser.model_of(parser.parse_again(arguments))
+            config = parser.parse_again(arguments)
+            set_rate_by_width(config.model)
+            model = parser.model_of(config)
+            with suppress(RuntimeError):  # an optimizer that needs memory for the weights
+                model.new_optimizer()
             if study.annealing is not None:
                 _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:

@@ -197,6 +197,20 @@ class TokenShards(ResumableData):
         """Whether every target of a training batch counts, so that all batches weigh the same."""
         return self.score_first_token
 
+    def check_settings(self, model_length: int | None, trains: bool) -> None:
+        """Raise UserError for settings that no shards fit, before they are prepared.
+
+        Without a context length of its own this object takes `model_length`.
+        """
+        length = self._set_context_length(model_length, trains)
+        checks.check_context_schedule(self.context_schedule, length)
+        overfit_batches = getattr(self.trainer, "overfit_batches", 0)
+        if trains and overfit_batches:
+            raise UserError(
+                f"trainer.overfit_batches={overfit_batches} cannot repeat batches of an endless "
+                "stream: leave it out, and overfit a corpus of a few texts"
+            )
+
     def setup(self, stage: str | None = None) -> None:
         """Check the shards and the settings.
 
@@ -206,11 +220,10 @@ class TokenShards(ResumableData):
         self.teardown("fit")  # forgets the position of an earlier run with this object
         model = self.trainer.lightning_module if self.trainer is not None else None
         trains = stage in (None, "fit")
-        length = self._set_context_length(getattr(model, "context_length", None), trains)
+        self.check_settings(getattr(model, "context_length", None), trains)
         self._check_files()
         owner = f"the shards in {self.path} have"
         checks.check_vocabulary(getattr(model, "vocab_size", None), self.vocab_size, owner)
-        checks.check_context_schedule(self.context_schedule, length)
         checks.check_weights(self.weights, list(self.token_arrays["train"]), self.path)
         if trains:
             self._check_training()
@@ -246,12 +259,6 @@ class TokenShards(ResumableData):
                 check_chunks(array)
 
     def _check_training(self) -> None:
-        overfit_batches = getattr(self.trainer, "overfit_batches", 0)
-        if overfit_batches:
-            raise UserError(
-                f"trainer.overfit_batches={overfit_batches} cannot repeat batches of an endless "
-                "stream: leave it out, and overfit a corpus of a few texts"
-            )
         if self.weights is None:
             arrays_by_name = {"": self.arrays_of_split("train")}  # all as one
         else:

@@ -331,13 +331,17 @@ class LanguageModel(HostBatches):
         if bytes_per_token is not None:
             self.log(f"{split}/bits_per_byte", loss / math.log(2) / bytes_per_token)
 
-    def configure_optimizers(self) -> Any:
+    def new_optimizer(self) -> Optimizer:
+        """Return an optimizer of the weights. Raises UserError if its class refuses a setting."""
         try:
-            optimizer = self.make_optimizer(parameter_groups(self.model))
+            return self.make_optimizer(parameter_groups(self.model))
         except UserError:
             raise
         except (ValueError, TypeError) as error:
             raise UserError(f"model.optimizer: {error}") from error
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.new_optimizer()
         self._configured_groups = group_settings(optimizer)
         self._rate_factors = rate_factors(optimizer, self.lr_factors, self.model.transfer)
         n_steps: float = self.trainer.max_steps

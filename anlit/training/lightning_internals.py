@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+from jsonargparse import Namespace
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -147,6 +148,12 @@ def call_before_fetches(trainer: L.Trainer, action: Callable[[], None]) -> None:
     loop._on_before_fetch = act_and_continue
 
 
+def set_max_steps(trainer: L.Trainer, n_steps: int) -> None:
+    """Change the number of steps of a Trainer that is made; a `fast_dev_run` keeps its own."""
+    if not trainer.fast_dev_run:
+        trainer.fit_loop.epoch_loop.max_steps = n_steps
+
+
 def skip_micro_batches(trainer: L.Trainer, n_skipped: int) -> None:
     """Count `n_skipped` micro-batches as taken; call it while a batch begins.
 
@@ -244,6 +251,16 @@ class CommandLine(LightningCLI):
     def parser_of(self, subcommand: str) -> LightningArgumentParser:
         """The parser of a subcommand."""
         return self._parser(subcommand)
+
+    def make_objects(self, *sections: str) -> None:
+        """Make the objects in some sections of the configuration, for `setting`."""
+        subcommand = str(self.subcommand)
+        if not hasattr(self, "config_init"):
+            self.config_init = self.config.clone()
+        settings = Namespace({name: self.config[subcommand][name] for name in sections})
+        made = self.parser.instantiate(Namespace({"subcommand": subcommand, subcommand: settings}))
+        for name in sections:
+            self.config_init[subcommand][name] = made[subcommand][name]
 
     def run(self, subcommand: str) -> None:
         """Run the subcommand; model, data and Trainer are made."""

@@ -29,6 +29,7 @@ from lightning.pytorch.strategies import (
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
+from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.strategies import FullySharded
 from anlit.training.weight_averages import refuse_two_averages
 
@@ -132,6 +133,8 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
     refuse_two_averages(callback for callback, _ in _configured_objects(trainer, "callbacks"))
     for callback, arguments in _configured_objects(trainer, "callbacks"):
         _check_callback(callback, arguments)
+        if issubclass(callback, LossGuard):
+            LossGuard.check_clipping(trainer.get("gradient_clip_algorithm"))
         if issubclass(callback, callbacks.EMAWeightAveraging):
             _check_moving_average(arguments)
 

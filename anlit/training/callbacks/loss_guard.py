@@ -79,7 +79,12 @@ class LossGuard(L.Callback):
             getattr(self, name).extend(state_dict[name])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.gradient_clip_algorithm == "value":
+        self.check_clipping(trainer.gradient_clip_algorithm)
+
+    @staticmethod
+    def check_clipping(algorithm: str | None) -> None:
+        """Raise UserError if gradients are clipped by value: their norm would not be known."""
+        if algorithm == "value":
             raise UserError(
                 "LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm"
             )

@@ -1,0 +1,59 @@
+"""What no run can have is refused before data are prepared, which may take hours."""
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from anlit.data import corpora
+
+TINY = [
+    "fit", "--model=GPT", "--model.context_length=16", "--model.n_layers=1", "--model.n_heads=2",
+    "--model.d_model=8", "--data=TextFiles", "--data.source=texts", "--data.path=prepared",
+    "--data.batch_size=2", "--trainer.accelerator=cpu", "--run_dir=run",
+]  # fmt: skip
+UNLIMITED = "--trainer.max_steps=-1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trainer.devices=0"], "trainer.devices is no number of processes: give"),
+        (["--trainer.accelerator=mps"], "accelerator"),
+        (["--trainer.limit_train_batches=1.5"], "invalid value 1.5 for limit_train_batches"),
+        (
+            ["--trainer.callbacks+=TailAveraging", "--trainer.callbacks.share=2"],
+            "TailAveraging has share=2.0: give more than 0, at most 1",
+        ),
+        (
+            ["--trainer.callbacks+=LossGuard", "--trainer.gradient_clip_algorithm=value"],
+            "LossGuard needs the gradient norm",
+        ),
+        (["--trainer.overfit_batches=1"], "trainer.overfit_batches=1 cannot repeat batches"),
+        (["--model.n_heads=3"], "model.d_model=8 is not divisible by model.n_heads=3"),
+        (
+            ["--model.optimizer=torch.optim.SGD", "--model.optimizer.nesterov=true"],
+            "model.optimizer: Nesterov momentum requires a momentum",
+        ),
+        (["--data.context_length=32"], "data.context_length=32 is not model.context_length=16"),
+        (["--data.context_schedule={0: 5}"], "length 5 at step 0, which does not divide the"),
+        (["--initial_weights=nowhere"], "nowhere does not exist"),
+        (
+            ["--max_tokens=1e6", "--tokens_per_parameter=20", UNLIMITED],
+            "both give the length of the run: leave one out",
+        ),
+        (["--max_tokens=10", UNLIMITED], "10 tokens are less than a step of 32: give more"),
+    ],
+)
+def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal, options: list[str], words: str
+) -> None:
+    def prepare(*arguments: object) -> NoReturn:
+        raise AssertionError("data are prepared")
+
+    monkeypatch.setattr(corpora, "prepare", prepare)
+    monkeypatch.chdir(tmp_path)
+
+    assert words in refusal(*TINY, *options)
+
+    assert not Path("run").exists()
