@@ -102,7 +102,12 @@ FOLDERS: list[tuple[Change, str]] = [
     (writes(MANIFEST, "{}"), BAD_MANIFEST),
     (writes(MANIFEST, "\x00"), BAD_MANIFEST),
     (writes(MANIFEST, "\xff"), BAD_MANIFEST),
-    (in_manifest(format_version=99), rf"{BAD_MANIFEST} \(format_version is 99\)"),
+    (
+        in_manifest(format_version=99),
+        r"manifest\.json has format_version 99, and this anlit reads 2: update anlit, or prepare",
+    ),
+    (in_manifest(format_version=1), r"format_version 1, and this anlit reads 2: prepare the data"),
+    (in_manifest(format_version="2"), rf"{BAD_MANIFEST} \(format_version is str in place of int"),
     (writes(INDEX, "{"), BAD_INDEX),
     (writes(INDEX, "[]"), BAD_INDEX),
     (writes(INDEX, "{}"), BAD_INDEX),

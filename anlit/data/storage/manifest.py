@@ -59,7 +59,6 @@ MANIFEST_SCHEMA = {
     VAL: COUNTS_SCHEMA,
 }
 VALUE_PATTERNS = {
-    "format_version": str(FORMAT_VERSION),
     "content_sha256": "[0-9a-f]{64}",
     "tokenizer_sha256": "[0-9a-f]{64}|None",
     "dtype": "uint16|int32",  # of tokens, little-endian
@@ -115,11 +114,25 @@ def read_manifest(path: str) -> dict[str, Any]:
             f"there is no {manifest_path}: set --data.path to a prepared folder, or choose a "
             "corpus that prepares one (--data PythonSources)"
         ) from error
+    _refuse_other_version(manifest, manifest_path)
     try:
         _check_manifest(manifest)
     except ValueError as error:
         raise damage_error(manifest_path, str(error)) from error
     return manifest
+
+
+def _refuse_other_version(manifest: dict[str, Any], path: str) -> None:
+    """Raise UserError if another version of anlit wrote the folder in another format."""
+    version = manifest.get("format_version")
+    if not isinstance(version, int) or version == FORMAT_VERSION:
+        return
+    fix = "prepare the data in another folder"
+    if version > FORMAT_VERSION:
+        fix = f"update anlit, or {fix}"
+    raise UserError(
+        f"{path} has format_version {version}, and this anlit reads {FORMAT_VERSION}: {fix}"
+    )
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
