@@ -254,6 +254,20 @@ def test_a_full_disk_is_one_sentence(store: ObjectStore, monkeypatch) -> None:
         reader.read(0, 1)
 
 
+def test_a_file_that_is_larger_than_expected_fills_no_disk(
+    store: ObjectStore, cache_folder: Path
+) -> None:
+    reader = open_store()
+    size = reader.array.chunks[0].size
+    (store.root / "bucket" / "corpus" / "train" / "chunk-0-0.bin").write_bytes(bytes(50 * size))
+
+    message = rf"chunk-0-0\.bin has more than the {size:,} bytes that were expected: check the"
+    with pytest.raises(UserError, match=message):
+        reader.read(0, 1)
+
+    assert sum(path.stat().st_size for path in cache_folder.rglob("*.partial")) <= size
+
+
 def test_google_storage_gives_the_batches_of_the_local_folder(
     new_client: None, prepared: str, monkeypatch
 ) -> None:

@@ -73,7 +73,7 @@ def read_small_file(path: str) -> bytes:
     Raises FileNotFoundError, or UserError if the file cannot be read or is too large.
     """
     if is_remote(path):
-        return download_bytes(path)
+        return download_bytes(path, SMALL_FILE_BYTES)
     if Path(path).exists() and not Path(path).is_file():
         raise damage_error(path, "it is not a file")
     with Path(path).open("rb") as file:

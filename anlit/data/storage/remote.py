@@ -9,6 +9,7 @@ import logging
 import os
 import tempfile
 from functools import lru_cache
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,46 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def download_bytes(address: str) -> bytes:
+class BoundedFile(BufferedWriter):
+    """A file that refuses more than `most_bytes`: a wrong address must not fill a disk."""
+
+    def __init__(self, target: Path, most_bytes: int, address: str) -> None:
+        super().__init__(FileIO(target, "wb"))
+        self.most_bytes = most_bytes
+        self.address = address
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > self.most_bytes:
+            raise UserError(
+                f"{self.address} has more than the {self.most_bytes:,} bytes that were expected: "
+                "check the address, or copy the folder there again"
+            )
+        return super().write(content)
+
+
+def download_bytes(address: str, most_bytes: int) -> bytes:
     """Return the content of a small file. Errors as in `download`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         target = Path(folder, "file")
-        download(address, target)
+        download(address, target, most_bytes)
         return target.read_bytes()
 
 
-def download(address: str, target: Path) -> None:
+def download(address: str, target: Path, most_bytes: int) -> None:
     """Download a file to `target`.
 
-    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses or stalls.
+    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses or stalls. It
+    also does if a file of s3:// or gs:// has more than `most_bytes`.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:
         if address.startswith("hf://"):  # its client writes files only
             downloader.download_file(address, str(target))
         else:
-            with target.open("wb") as file:
+            with BoundedFile(target, most_bytes, address) as file:
                 downloader.download_fileobj(address, file)
+    except UserError:
+        raise
     except Exception as error:
         raise _explain(error, address) from error
     # litdata ignores FileNotFoundError, which huggingface_hub raises without a network.

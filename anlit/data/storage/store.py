@@ -87,7 +87,7 @@ class ChunkCache:
         partial = self.folder / f"{chunk.filename}{PARTIAL_SUFFIX}"
         partial.unlink(missing_ok=True)
         try:
-            remote.download(f"{self.array.folder}/{chunk.filename}", partial)
+            remote.download(f"{self.array.folder}/{chunk.filename}", partial, chunk.size)
         except FileNotFoundError as error:
             raise self.array.damage_error(chunk, "it is missing") from error
         os.replace(partial, self.path(chunk))
