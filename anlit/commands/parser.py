@@ -183,17 +183,25 @@ def _make_strategy_explicit(config: Namespace) -> None:
     config.trainer.strategy = parsed.strategy
 
 
+def manifest_of_data(data: Any) -> dict[str, Any] | None:
+    """Return the manifest of the configured data; None if they are not prepared on this machine."""
+    folder = data.get("init_args.path")
+    folders_of_mixture = data.get("init_args.paths")
+    if folders_of_mixture:
+        folder = next(iter(folders_of_mixture.values()))  # all of them have one tokenizer
+    if folder and Path(folder, MANIFEST).is_file():
+        return read_manifest(folder)
+    return None
+
+
 def _vocabulary_of_data(data: Any) -> int:
     """Return the size of the vocabulary that the configured data have, or will have.
 
     A user's own class may have it as a constant.
     """
-    folder = data.get("init_args.path")
-    folders_of_mixture = data.get("init_args.paths")
-    if folders_of_mixture:
-        folder = next(iter(folders_of_mixture.values()))  # all of them have one vocabulary
-    if folder and Path(folder, MANIFEST).is_file():
-        size = read_manifest(folder)["vocab_size"]
+    manifest = manifest_of_data(data)
+    if manifest is not None:
+        size = manifest["vocab_size"]
     else:
         size = data.get("init_args.vocab_size")
         constant = getattr(locate(data.class_path), "vocab_size", None)

@@ -51,8 +51,9 @@ def _check_configurations(study: Study) -> None:
     """Raise UserError if the configuration of a run is wrong."""
     # Here, because it imports torch, which takes seconds.
     from anlit.commands.learning_rate import set_rate_by_width
-    from anlit.commands.parser import ConfigurationParser, read_command
+    from anlit.commands.parser import ConfigurationParser, manifest_of_data, read_command
 
+    tokenizers: dict[str, str] = {}
     parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
     for run in _runs_to_check(study):
         arguments = ["fit", *run.options(Path("runs"))]  # nothing is written to this folder
@@ -62,6 +63,8 @@ def _check_configurations(study: Study) -> None:
             config = parser.parse_again(arguments)
             set_rate_by_width(config.model)
             model = parser.model_of(config)
+            manifest = manifest_of_data(config.data) or {}
+            tokenizers[run.arm.name] = manifest.get("tokenizer_sha256") or ""
             with suppress(RuntimeError):  # an optimizer that needs memory for the weights
                 model.new_optimizer()
             if study.annealing is not None:
@@ -71,6 +74,24 @@ def _check_configurations(study: Study) -> None:
             raise UserError(f"arm '{run.arm.name}' of {study.path}: {sentence}") from error
     if parser is not None:
         _check_whole_numbers(study, parser)
+    _check_tokenizers(study, tokenizers)
+
+
+def _check_tokenizers(study: Study, tokenizers: Mapping[str, str]) -> None:
+    """Raise UserError if arms are compared whose prepared data have different tokenizers.
+
+    `tokenizers` has a hash by the name of an arm; "" if it is not known.
+    """
+    for comparison in study.comparisons:
+        arms_by_tokenizer = {tokenizers[arm.name]: arm.name for arm in comparison.arms}
+        arms_by_tokenizer.pop("", None)
+        if len(arms_by_tokenizer) > 1:
+            first, second, *_ = arms_by_tokenizer.values()
+            raise UserError(
+                f"arms '{first}' and '{second}' of {study.path} have data with different "
+                "tokenizers, whose losses per token a study does not compare: train them in two "
+                "studies, and give both to anlit compare"
+            )
 
 
 def _check_whole_numbers(study: Study, parser: "ConfigurationParser") -> None:

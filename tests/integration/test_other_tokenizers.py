@@ -226,3 +226,21 @@ def test_a_sample_of_blocks_is_other_text_for_each_tokenizer(root: Path, capsys)
     assert large["speedup_text"]["values"] == []
     assert "validates on 16 blocks (about " in "\n".join(record["notes"])
     assert "other parts" in capsys.readouterr().out
+
+
+def test_a_study_refuses_other_tokenizers_before_its_first_run(root: Path, refusal) -> None:
+    arms = {}
+    for name in VOCABULARIES:
+        settings = {"data.init_args.path": str(root / name)}
+        arms[name] = {
+            "configs": [str(root / "runs" / "small-1" / "config.yaml")],
+            "settings": settings,
+        }
+    content = {"baseline": "small", "seeds": [1], "arms": arms, "sections": ["convergence"]}
+    path = root / "study.yaml"
+    path.write_text(json.dumps(content))
+
+    error = refusal("study", "--config", path, "--output", root / "study", "--dry_run")
+
+    assert "arms 'small' and 'large' of" in error
+    assert "different tokenizers, whose losses per token a study does not compare" in error

@@ -44,7 +44,9 @@ def display_name(key: str) -> str:
 def set_scale(axis: Axis, values: Sequence[float]) -> None:
     """Make an axis logarithmic, with a tick for each value. With a value of 0 it stays linear."""
     if min(values) > 0:
-        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axes = axis.axes
+        set_axis_scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
+        set_axis_scale("log")
         set_ticks(axis, values)
 
 
