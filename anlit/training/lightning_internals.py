@@ -150,7 +150,7 @@ def call_before_fetches(trainer: L.Trainer, action: Callable[[], None]) -> None:
 
 def set_max_steps(trainer: L.Trainer, n_steps: int) -> None:
     """Change the number of steps of a Trainer that is made; a `fast_dev_run` keeps its own."""
-    if not trainer.fast_dev_run:
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         trainer.fit_loop.epoch_loop.max_steps = n_steps
 
 
@@ -257,6 +257,8 @@ class CommandLine(LightningCLI):
         subcommand = str(self.subcommand)
         if not hasattr(self, "config_init"):
             self.config_init = self.config.clone()
+        # A model keeps its settings from this copy, and an earlier one may lack some.
+        vars(self).pop("config_dump", None)
         settings = Namespace({name: self.config[subcommand][name] for name in sections})
         made = self.parser.instantiate(Namespace({"subcommand": subcommand, subcommand: settings}))
         for name in sections:
