@@ -23,8 +23,9 @@ import lightning as L
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+import anlit
 from anlit.config.labels import class_name, init_args
-from anlit.config.objects import is_plain
+from anlit.config.objects import class_path_of, is_plain
 from anlit.config.schema import recorded_keys, setting_of
 from anlit.errors import UserError
 
@@ -72,7 +73,17 @@ def _has_same_class(old: Any, new: Any) -> bool:
     """Whether two values are sections of settings, or configure objects of one class."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return False
-    return old.get("class_path") == new.get("class_path")
+    return _full_path(old) == _full_path(new)
+
+
+def _full_path(section: dict[str, Any]) -> str | None:
+    """The path by which an object's class is defined: `anlit.RoPE` is a shorter one of the same."""
+    path = section.get("class_path")
+    package, _, name = str(path).rpartition(".")
+    if package != anlit.__name__:
+        return path
+    kind = getattr(anlit, name, None)
+    return class_path_of(kind) if isinstance(kind, type) else path
 
 
 def _arguments(section: dict[str, Any]) -> dict[str, Any]:

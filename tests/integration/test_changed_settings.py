@@ -129,6 +129,18 @@ def test_a_new_run_from_weights_says_in_what_its_model_differs(
     assert line.endswith("the new ones are used: model.positions.base 10000.0 → 500.0")
 
 
+def test_a_class_under_its_full_path_is_no_other_setting(
+    shards: Path, run_dir: Path, tmp_path: Path, caplog
+) -> None:
+    """As `anlit import` and models that were built in Python record it."""
+    full = "--model.positions=anlit.nn.layers.positions.RoPE"
+    assert main(continued(shards, run_dir, full)) == 0
+    flags = ["--model.attention=Plain", full, "--trainer.max_steps=2"]
+    begun = fit_arguments(shards, tmp_path / "new", *flags, f"--initial_weights={run_dir}")
+    assert main(begun) == 0
+    assert "RoPE →" not in caplog.text
+
+
 def assert_rate(run_dir: Path, peak: float) -> None:
     """The rate of the further steps follows the schedule to this peak."""
     rates = column(run_dir, "train/learning_rate")
