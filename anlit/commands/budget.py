@@ -44,12 +44,13 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
 def has_budget(config: Namespace) -> bool:
     """Whether a configuration of `fit` gives the length of the run in tokens.
 
-    Raises UserError if two settings give the length, or the budget is less than a step. It also
-    does if the data do not tell their batches.
+    Raises UserError if two settings give the length, or none. It also does if the budget is less
+    than a step, or the data do not tell their batches.
     """
     budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if not given:
+        _refuse_endless(config.trainer)
         return False
     lengths = given | configured_lengths(config)
     if len(lengths) > 1:
@@ -80,6 +81,15 @@ def _step_tokens(config: Namespace, step: int) -> int:
     """The tokens of optimizer step `step`, from 0."""
     ramp = configured_ramp(config.trainer.as_dict())
     return _micro_batch_tokens(config) * ramp.micro_batches(step)
+
+
+def _refuse_endless(trainer: Namespace) -> None:
+    """Raise UserError where Lightning would train 1,000 epochs, because nothing gives a length."""
+    if trainer.max_steps == -1 and trainer.max_epochs is None and not trainer.fast_dev_run:
+        raise UserError(
+            "trainer.max_steps=-1 gives the run no length: set trainer.max_epochs, max_tokens or "
+            "tokens_per_parameter, also beside trainer.max_time"
+        )
 
 
 def configured_lengths(config: Namespace) -> dict[str, int]:

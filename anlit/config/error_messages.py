@@ -23,6 +23,8 @@ FEW_OPTIONS = 40
 """Fewer options than this are listed."""
 NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 """Schedules that no configuration names: base classes, and the schedule of `--anneal`."""
+USUAL_CLASSES = {"model": "anlit.GPT", "data": "anlit.TokenShards"}
+"""Key of a class that a configuration chooses → a class that has the settings of most of them."""
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
@@ -123,8 +125,28 @@ def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
     if match.re.pattern == _ARGUMENT and not name.startswith("-"):
         return f"{error.program} does not know what to do with {name}: {error.help}"
     kind = "an option" if name.startswith("-") else "a setting"
-    fix = _nearest(name, error.options) or error.help
+    option = _option_that_ends_in(name.lstrip("-"), error.options)
+    fix = f"did you mean --{option}?" if option else _nearest(name, error.options) or error.help
     return f"{'.'.join([*keys, name])} is not {kind} of {error.program}: {fix}"
+
+
+def _option_that_ends_in(name: str, options: Collection[str]) -> str:
+    """`trainer.max_steps` for `max_steps`, `model.optimizer.lr` for `lr`; "" if there is none."""
+    for option in options:
+        if option.endswith(f".{name}"):
+            return option.lstrip("-")
+    if "--model" not in options:
+        return ""
+    from anlit.config.objects import parameters_of  # torch
+
+    for section, usual_class in USUAL_CLASSES.items():
+        parameters = parameters_of(_class_at(usual_class))
+        if name in [parameter.name for parameter in parameters]:
+            return f"{section}.{name}"
+        path = _path_within(parameters, name)
+        if path:
+            return f"{section}.{path}"
+    return ""
 
 
 def _owner_of_unknown(message: str, match: re.Match[str]) -> str:

@@ -43,6 +43,22 @@ FAST = [
         r"--trainer\.max_step is not an option of anlit fit: did you mean --trainer\.max_",
     ),
     (
+        f"{FIT} --max_steps 5",
+        r"--max_steps is not an option of anlit fit: did you mean --trainer\.max_steps\?$",
+    ),
+    (
+        f"{FIT} --batch_size 5",
+        r"--batch_size is not an option of anlit fit: did you mean --data\.batch_size\?$",
+    ),
+    (
+        f"{FIT} --lr 1",
+        r"--lr is not an option of anlit fit: did you mean --model\.optimizer\.lr\?$",
+    ),
+    (
+        f"{FIT} --trainer.max_steps -1",
+        r"max_steps=-1 gives the run no length: set trainer\.max_epochs, max_tokens or tokens_per",
+    ),
+    (
         f"{FIT} --trainer.strategy ddp_spawn",
         r"trainer\.strategy=ddp_spawn starts ranks that a signal .* set --trainer\.strategy ddp$",
     ),
