@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.data.preparation.prepare import prepare
-from anlit.data.preparation.recipes import RECIPES, Recipe, recipe_of
+from anlit.data.preparation.recipes import BPE, RECIPES, Recipe, recipe_of
 from anlit.data.preparation.tasks import PROGRESS_KEPT
 from anlit.data.storage.manifest import MANIFEST
 from anlit.errors import PREEMPTED, Preempted, UserError
@@ -39,6 +39,11 @@ def main(argv: list[str]) -> int:
     options = recipe_options(arguments)
     try:
         recipe = recipe_of(corpus, **options)
+        if arguments.vocab_size is not None and recipe.tokenizer != BPE:
+            raise UserError(
+                f"--vocab_size {arguments.vocab_size} is of --tokenizer bpe, and the tokenizer is "
+                f"{recipe.tokenizer}: leave one out"
+            )
         was_finished = Path(output, MANIFEST).is_file()
         manifest = prepare(
             output,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from anlit.config.labels import n_devices
+from anlit.config.labels import CONFIG, n_devices
 from anlit.config.options import ToolParser, at_least
 from anlit.config.run_tokens import DEFAULT_BATCH_SIZE, planned_tokens, tokens_per_micro_batch
 from anlit.config.value_checks import check_precision
@@ -19,6 +19,10 @@ def main(argv: list[str]) -> int:
     if not fit_arguments:
         fix = "give the options of anlit fit, such as --config FILE"
         raise UserError(f"anlit size needs a model: {fix}")
+    if not fit_arguments[0].startswith("-"):
+        name = fit_arguments[0]
+        fix = f"give --config FILE, such as {name}/{CONFIG} of a run"
+        raise UserError(f"anlit size does not know what to do with {name}: {fix}")
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 

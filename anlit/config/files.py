@@ -25,6 +25,8 @@ def configuration_file(name: str, option: str = "--config") -> str:
         return name
     if Path(name).is_dir():
         raise UserError(f"{option} {name} is a folder: give a YAML file")
+    if Path(name).exists():
+        raise UserError(f"{option} {name} is not a regular file: save it, and give its path")
     shipped = {}
     for path in FOLDER.rglob("*.yaml"):
         shipped[path.relative_to(FOLDER).as_posix()] = str(path)

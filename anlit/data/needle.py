@@ -102,7 +102,7 @@ class Haystack:
         if length < self.shortest:
             raise UserError(
                 f"{length} tokens are too few for a needle with the tokenizer of {self.name}: "
-                f"choose {self.shortest} or more"
+                f"give --lengths of {self.shortest} or more"
             )
         if length > self.n_tokens:
             raise UserError(

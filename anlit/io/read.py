@@ -193,7 +193,11 @@ def parse_yaml(text: str) -> Any:
     Raises YAMLError, or ValueError for a repeated key, for content nested too deep, or for aliases
     that expand too far.
     """
-    _check_depth(text)
+    try:
+        _check_depth(text)
+    except yaml.scanner.ScannerError as error:
+        _refuse_tab(text, error)
+        raise
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -205,6 +209,13 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(TOO_DEEP) from error
     finally:
         loader.dispose()
+
+
+def _refuse_tab(text: str, error: yaml.scanner.ScannerError) -> None:
+    """Raise ValueError if a tab is what the scanner cannot read."""
+    mark = error.problem_mark
+    if mark is not None and text.split("\n")[mark.line][mark.column :].startswith("\t"):
+        raise ValueError(f"line {mark.line + 1} has a tab where YAML takes spaces") from error
 
 
 def _check_depth(text: str) -> None:
@@ -330,5 +341,5 @@ def _refuse_other_keys(mapping: dict[Any, Any], name: str) -> None:
 def _read_error(path: str | Path, error: Exception, advice: str) -> UserError:
     reason = error.strerror if isinstance(error, OSError) else None
     if not reason:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
     return UserError(f"{path} cannot be read ({reason}): {advice}")

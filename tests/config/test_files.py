@@ -42,6 +42,7 @@ def test_a_local_file_comes_first() -> None:
     [
         ("model/angtp.yaml", r"model/angtp.yaml does not exist.*did you mean model/angpt.yaml\?"),
         ("../configs/model/gpt.yaml", "does not exist"),
+        ("/dev/null", "/dev/null is not a regular file"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_fix(name: str, sentence: str) -> None:

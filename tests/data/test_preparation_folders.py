@@ -313,7 +313,7 @@ JSON_LINES = {**BPE, "pattern": "*.jsonl", "text_field": "content", "val_fractio
             "TextFiles",
             JSON_LINES | {"val_fraction": 1e-9},
             JSON_LINES,
-            "leaves no document for val, .*: prepare more text, or hold out another part of it",
+            "leaves no document for val, .*, or hold out another .* \\(--val_fraction of your",
         ),
         (
             "TextFiles",

@@ -372,3 +372,13 @@ def test_a_text_that_is_encoded_to_the_end_of_document(tmp_path: Path, out: Path
     assert manifest["skipped"]["separator"]["count"] == 1
     tokens = np.concatenate([read_stream(out, split) for split in ("train", "val")])
     assert (tokens == 0).sum() == 4
+
+
+def test_texts_that_are_all_of_another_encoding_are_named(tmp_path: Path, out: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(f"text {name}", encoding="utf-16")
+
+    with pytest.raises(UserError, match=r"out of 2 \(.*a\.txt: it is UTF-16 .*iconv"):
+        make(out, recipe_of("TextFiles", source=str(folder)))

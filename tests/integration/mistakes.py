@@ -70,6 +70,19 @@ FAST = [
         f"{FIT} --data.path beyond",
         r"beyond/train is damaged \(it has token 4,9.*vocabulary has 320\)",
     ),
+    (
+        "fit --config tab.yaml",
+        r"tab\.yaml cannot be read \(line 2 has a tab where YAML takes spaces\): correct it there$",
+    ),
+    ("size run", r"anlit size does not know what to do with run: give --config FILE, such as run/"),
+    (
+        "prepare TextFiles --source texts --output new",
+        r"1 different .* out of 1, and training and validation need a document each: write each",
+    ),
+    (
+        "prepare TextFiles --source texts --tokenizer gpt2 --vocab_size 9",
+        r"--vocab_size 9 is of --tokenizer bpe, and the tokenizer is gpt2: leave one out$",
+    ),
     ("size --config tiny.yaml --mfu 0", r"--mfu 0 must be a share of the peak"),
     (
         "study --config seeded.yaml --dry_run",
@@ -91,7 +104,7 @@ FAST = [
     ),
     (
         "needle run --output made/a --lengths 4",
-        r"4 tokens are too few for a needle .*: choose \d+ or more",
+        r"4 tokens are too few for a needle .*: give --lengths of \d+ or more",
     ),
     (
         "diagnose --gaussian --output new --tokens 5",

@@ -53,6 +53,7 @@ TEXTS = {
     "bad.jsonl": "{\n",
     "cut.yaml": "model: [",
     "three.yaml": "trainer: 3",
+    "tab.yaml": "model:\n\tclass_path: anlit.GPT\n",
     "tiny.yaml": yaml.safe_dump(TINY),
 }
 STUDY: dict[str, Any] = {

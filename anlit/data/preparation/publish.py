@@ -59,7 +59,8 @@ def publish(
             forget(job.folder)
             raise UserError(
                 f"The corpus leaves no document for {split}, it has {len(listing.files):,} "
-                "file(s): prepare more text, or hold out another part of it"
+                "file(s): prepare more text, or hold out another part of it (--val_fraction of "
+                "your own files and of the hub's)"
             )
     for name, stream in streams.items():
         write_json(job.folder / name / INDEX, _index(stream.chunks, job.dtype))

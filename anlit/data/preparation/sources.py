@@ -164,10 +164,12 @@ class DistinctTexts(CorpusFiles):
                 distinct[sha256] = SourceFile(name, len(content), sha256, TRAIN, path)
         files = [distinct[sha256] for sha256 in sorted(distinct)]
         if len(files) < 2:
+            first_bad = f" ({bad})" if bad else ""
             raise UserError(
                 f"The corpus has {len(files)} different non-empty UTF-8 file(s) out of "
-                f"{len(self.paths)}, and training and validation need a file each: set --source "
-                "(--data.source) to more text, or widen --pattern (--data.pattern)"
+                f"{len(self.paths)}{first_bad}, and training and validation need a document each: "
+                "write each document to its own file, or to a line of a .jsonl file with "
+                "--pattern '*.jsonl', or set --source (--data.source) to more text"
             )
         # A handful of files may all be on one side; the smallest and largest hash are kept apart.
         n_val = sum(is_held_out(str(file.sha256), self.val_fraction) for file in files)
