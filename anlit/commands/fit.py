@@ -147,16 +147,21 @@ class FitCommand(ConfigurationParser):
             if not is_lightning_error(error):
                 raise
             raise UserError(explain_lightning_error(error)) from error
+        finally:
+            for checkpoint in self._last_checkpoints():
+                checkpoint.interruption.restore()
+
+    def _last_checkpoints(self) -> list[LastCheckpoint]:
+        """The callback that handles signals in `fit`; none in other subcommands."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in callbacks if isinstance(callback, LastCheckpoint)]
 
     def _raise_if_signalled(self, error: Exception) -> None:
         """Raise the error of a signal, if a signal came before `error`, which it may have caused.
 
         A signal to a process group also ends compilers and other foreign processes of the run.
         """
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if not isinstance(callback, LastCheckpoint):
-                continue
+        for callback in self._last_checkpoints():
             if callback.interruption.signal not in ENDING_SIGNALS:
                 continue
             if callback.interruption.signal != signal.SIGINT:

@@ -33,6 +33,7 @@ class Interruption:
     def __init__(self) -> None:
         self.signal = 0
         self.log_error: OSError | None = None
+        self.has_stopped = False
         self._n_ctrl_c = 0
         self._handlers: dict[int, Any] = {}
         self._group: distributed.ProcessGroup | None = None
@@ -63,9 +64,9 @@ class Interruption:
         if number != signal.SIGINT:
             return
         self._n_ctrl_c += 1
-        if self._n_ctrl_c == CTRL_C_LIMIT:
+        if self._n_ctrl_c >= CTRL_C_LIMIT:
             raise KeyboardInterrupt
-        if self._n_ctrl_c == CTRL_C_LIMIT - 1:
+        if self._n_ctrl_c == CTRL_C_LIMIT - 1 and not self.has_stopped:
             with suppress(OSError):  # print() may be under way in the interrupted code
                 os.write(sys.stderr.fileno(), STILL_SAVING)
 

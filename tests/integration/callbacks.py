@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback, ThroughputMonitor
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from anlit.errors import UserError
@@ -42,6 +43,15 @@ class AtBatch(L.Callback):
     ) -> None:
         if trainer.state.fn == "validate":
             self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
+
+class InterruptedAtItsEnd(CSVLogger):
+    """Sends Ctrl-C when the run, which has stopped, ends its loggers."""
+
+    def finalize(self, status: str) -> None:
+        if status != "success":
+            os.kill(os.getpid(), signal.SIGINT)
+        super().finalize(status)
 
 
 class KilledIn(L.Callback):

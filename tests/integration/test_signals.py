@@ -168,6 +168,23 @@ def test_the_third_ctrl_c_is_one_too_many(
     assert main(fit_arguments(shards, run_dir, *SETTINGS, "--ckpt_path=last")) == 0
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", INTERRUPTED), ("SIGTERM", PREEMPTED)])
+def test_ctrl_c_after_the_checkpoint_changes_nothing(
+    shards: Path, tmp_path: Path, printed: Callable[[], str], name: str, code: int
+) -> None:
+    logger = "--trainer.logger=tests.integration.callbacks.InterruptedAtItsEnd"
+    stop = signalled(name, "the process", "between two micro-batches")
+    run_dir = tmp_path / "run"
+    arguments = fit_arguments(shards, run_dir, *SETTINGS, logger, *stop)
+
+    assert run([*arguments, f"--trainer.logger.save_dir={tmp_path}"]) == code
+
+    text = printed()
+    assert "Stopped after step 3 and saved" in text
+    assert "error" not in text
+    assert "without saving" not in text
+
+
 def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> None:
     arguments = fit_arguments(
         shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"

@@ -146,10 +146,14 @@ class LastCheckpoint(ModelCheckpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Restore the signal handlers, and end the ranks that would wait for this rank."""
+        """Restore the signal handlers, and end the ranks that would wait for this rank.
+
+        After an interrupt Lightning ends them, and `anlit fit` restores the handlers at its end.
+        """
         super().on_exception(trainer, pl_module, exception)
-        self.interruption.restore()
-        if not isinstance(exception, KeyboardInterrupt):  # for an interrupt Lightning ends them
+        self.interruption.has_stopped = True
+        if not isinstance(exception, KeyboardInterrupt):
+            self.interruption.restore()
             _end_launched_ranks(trainer)
 
     def _stop_at_signal(self, trainer: L.Trainer) -> None:
