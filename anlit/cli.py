@@ -46,8 +46,8 @@ commands:
 anlit COMMAND --help lists the options of one command; anlit fit --print_config
 prints the resolved YAML, --model.help AnGPT and --data.help TextFiles explain
 one class's settings. anlit --print_completion bash prints the completion for a
-shell (bash, zsh, tcsh). Every command takes --import MODULE, for a model, a
-mechanism or data of your own that a checkpoint names.
+shell (bash, zsh, tcsh, fish). Every command takes --import MODULE, for a
+model, a mechanism or data of your own that a checkpoint names.
 """
 
 

@@ -47,7 +47,7 @@ from anlit.nn.attention.observe import bin_edges, observed
 from anlit.nn.attention.statistics import ranges
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.reporting.table import NONE, Table
-from anlit.reporting.text import literal, minus
+from anlit.reporting.text import literal, minus, say
 from anlit.training.callbacks.dynamics import copying
 from anlit.training.load_model import Checkpoint
 
@@ -95,6 +95,7 @@ class Diagnose(Evaluation):
         by_length = {}
         for length in self.lengths:
             by_length[length] = _measure_length(checkpoint, data, length, self.settings.tokens)
+            say(f"{checkpoint.file}: attention at {length:,}")
         with torch.no_grad():
             losses = copying(model, model.context_length, N_COPIES, checkpoint.device)
         return {

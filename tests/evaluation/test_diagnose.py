@@ -5,7 +5,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +188,7 @@ class Output(NamedTuple):
 
     folder: Path
     printed: str
+    progress: str
 
     @property
     def record(self) -> dict[str, Any]:
@@ -202,9 +203,9 @@ class Output(NamedTuple):
 def output(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Output:
     folder = tmp_path_factory.mktemp("output")
     options = ["--lengths=64,16", "--tokens=256", "--device=cpu", "--masking=off"]
-    with redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as progress:
         main(["diagnose", str(run), *options, f"--output={folder}"])
-    return Output(folder, printed.getvalue())
+    return Output(folder, printed.getvalue(), progress.getvalue())
 
 
 def test_the_command_writes_numbers(output: Output) -> None:
@@ -232,6 +233,12 @@ def test_the_report_has_a_section_for_each_length(output: Output) -> None:
 def test_the_report_has_its_figures(output: Output, name: str) -> None:
     assert f"{name}.png" in output.report
     assert (output.folder / f"{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_each_length_that_is_measured_is_printed(output: Output, length: int) -> None:
+    """Long ones take minutes."""
+    assert f": attention at {length}\n" in output.progress
 
 
 def test_the_command_prints_tables(output: Output) -> None:
