@@ -50,6 +50,13 @@ def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) 
     return next(filter(is_checkpoint, paths), None)
 
 
+def last_if_run(path: str) -> str:
+    """The last checkpoint of a run folder; another path, and `last` and `best`, as they are."""
+    if path in ("last", "best") or is_checkpoint(path):
+        return path
+    return str(checkpoint_of_run(path, (LAST,)) or path)
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, newest first, without files that are being written (`.…`)."""
     # A link to a folder that is gone does not exist.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run
+from anlit.checkpoints.location import CHECKPOINTS, LAST, is_checkpoint, last_if_run
 from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import class_path_of, subclass_named
 from anlit.errors import UserError
@@ -67,14 +67,12 @@ def checkpoint_to_anneal(ckpt_path: str | None) -> Path:
     """
     if ckpt_path in (None, "last", "best"):
         raise UserError("anneal needs the run that it branches from: give --ckpt_path RUN")
-    if not Path(str(ckpt_path)).is_dir() or Path(str(ckpt_path)).suffix == ".ckpt":
-        return Path(str(ckpt_path))
-    last = checkpoint_of_run(str(ckpt_path), (LAST,))
-    if last is None:
+    path = Path(last_if_run(str(ckpt_path)))
+    if path.is_dir() and not is_checkpoint(path):
         raise UserError(
             f"ckpt_path={ckpt_path} has no {CHECKPOINTS}/{LAST}: give a run that was trained"
         )
-    return last
+    return path
 
 
 def configured_schedule(content: dict[str, Any], file: Path) -> Namespace:

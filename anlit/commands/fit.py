@@ -17,7 +17,13 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.checkpoints.checkpoint_io import refuse_damaged
-from anlit.checkpoints.location import CHECKPOINTS, LAST, checkpoint_of_run, find_checkpoint
+from anlit.checkpoints.location import (
+    CHECKPOINTS,
+    LAST,
+    checkpoint_of_run,
+    find_checkpoint,
+    last_if_run,
+)
 from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands.anneal import branch
 from anlit.commands.budget import has_budget, set_steps
@@ -108,6 +114,8 @@ class FitCommand(ConfigurationParser):
         for message in class_change_messages(config):
             rank_zero_only(echo)(message)
         branched = branch(config)
+        if config.ckpt_path is not None:
+            config.ckpt_path = last_if_run(config.ckpt_path)
         if config.run_dir is None:
             self._choose_default_folder(config, branched.folder if branched else None)
         if branched:

@@ -178,8 +178,8 @@ def checkpoint_to_continue(
     if not location.is_checkpoint(ckpt_path):
         problem = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
         raise UserError(
-            f"ckpt_path={ckpt_path} {problem}: give a file such as RUN/checkpoints/last.ckpt, "
-            "or last"
+            f"ckpt_path={ckpt_path} {problem}: give a run folder, a file such as "
+            "RUN/checkpoints/last.ckpt, or last"
         )
     # The checkpoint's name may be a link in the run's folder, or a folder in `SHARDED`.
     folders = [Path(ckpt_path).parent.resolve(), *Path(ckpt_path).resolve().parents]

@@ -264,7 +264,10 @@ SLOW = [
         r"tokenizer\.json is not the tokenizer that made the tokens .* put the right file",
     ),
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
-    (f"{FIT} --ckpt_path empty", r"ckpt_path=empty is no checkpoint: give a file such as RUN"),
+    (
+        f"{FIT} --ckpt_path empty",
+        r"ckpt_path=empty is no checkpoint: give a run folder, a file such",
+    ),
     (
         f"{FIT} --ckpt_path cut.ckpt",
         r"ckpt_path=cut\.ckpt is damaged .* start again in another --run_dir",

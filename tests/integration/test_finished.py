@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from anlit.cli import main
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
 
 STEPS = 12
@@ -27,6 +28,17 @@ def test_a_new_run_from_a_checkpoint_without_steps_left_is_refused(
     error = refusal(*fit_arguments(shards, tmp_path / "run", *flags))
     assert f"has {STEPS} steps and trainer.max_steps={max_steps} leaves none to train" in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_as_ckpt_path_continues_its_last_checkpoint(
+    shards: Path, tmp_path: Path, source: Path
+) -> None:
+    run_dir = shutil.copytree(source, tmp_path / "run")
+    flags = (f"--trainer.max_steps={STEPS + 2}", f"--ckpt_path={run_dir}")
+
+    assert main(fit_arguments(shards, run_dir, *flags)) == 0
+
+    assert last_checkpoint(run_dir)["global_step"] == STEPS + 2
 
 
 def test_a_new_run_without_time_is_refused(shards: Path, tmp_path: Path, refusal) -> None:
