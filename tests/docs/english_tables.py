@@ -65,38 +65,3 @@ def speed_ups() -> Iterator[str]:
 
 def saved_by_a_copy(run: dict[str, float]) -> float:
     return run["copying/first"] - run["copying/second"]
-
-
-TUNED = {
-    "GPT+": "gpt",
-    "GPT+, norm of each head's average": "gpt-attention_norm",
-    "nGPT": "ngpt",
-    "anGPT": "angpt",
-    "anGPT, gain, unit norm of each head's average": "angpt-gain-attention_norm",
-}
-"""Title → key in the study of annealed runs."""
-RATES = (0.002, 0.004, 0.008, 0.016, 0.032)
-ANNEALED = "Rates with an annealed schedule"
-
-
-@table(ENGLISH, ANNEALED)
-def losses_by_rate() -> Rows:
-    rows = []
-    for title, key in TUNED.items():
-        losses = {}
-        for entry in Study("annealed-rates").record["tuning"][key]:
-            losses[entry["setting"]["lr"]] = entry["loss"]
-        best = min(losses, key=losses.__getitem__)
-        tried = sorted(losses)
-        assert tried[0] < best < tried[-1], f"{title}: the page says that it is inside its grid"
-        cells = [f"{losses[rate]:.6f}" if rate in losses else "" for rate in RATES]
-        rows.append([title, *cells])
-    return rows
-
-
-@section(ENGLISH, ANNEALED)
-def hours_of_the_tuning() -> Iterator[str]:
-    seconds = 0.0
-    for run in Study("annealed-rates").record["measured"].values():
-        seconds += run["curve"]["seconds"][-1]
-    yield f"{seconds / 3600:.2f} hours of training in all"

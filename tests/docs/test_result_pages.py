@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.docs.annealed_tables
 import tests.docs.architecture_claims
 import tests.docs.architecture_tables
 import tests.docs.attention_claims
@@ -31,6 +32,7 @@ from tests.docs.result_claims import Claim, claims
 from tests.docs.section_claims import section_claims
 
 PAGES = (
+    "annealed.md",
     "architectures.md",
     "attention.md",
     "english.md",
