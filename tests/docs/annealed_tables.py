@@ -1,6 +1,6 @@
 """The tables and sentences of annealed.md, computed from the studies' records."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from anlit.compare.annealed import AnnealedSpeedUp, End, annealed_speed_up, trend
@@ -61,43 +61,42 @@ def speed_ups(arm: str) -> list[AnnealedSpeedUp]:
     return [annealed_speed_up(ends(BASELINE), ends(arm), length) for length in LENGTHS]
 
 
+def by_length(arms: Iterable[str], cell: Callable[[str, int], str]) -> Rows:
+    """A row for each arm, with a cell for each length."""
+    return [[arm, *(cell(arm, length) for length in LENGTHS)] for arm in arms]
+
+
 @table(ANNEALED, TITLE, 0)
 def mean_losses() -> Rows:
-    rows = []
-    for arm in ARMS:
-        rows.append([arm, *(summary(losses(arm, length).values()) for length in LENGTHS)])
-    return rows
+    return by_length(ARMS, lambda arm, length: summary(losses(arm, length).values()))
+
+
+def minus_baseline(arm: str, length: int) -> str:
+    """The arm's losses minus GPT+'s, paired by seed."""
+    return mean_difference(losses(arm, length), losses(BASELINE, length), FORM)
 
 
 @table(ANNEALED, TITLE, 1)
 def differences() -> Rows:
-    rows = []
-    for arm in ARMS_WITH_BASELINE:
-        cells = []
-        for length in LENGTHS:
-            cells.append(mean_difference(losses(arm, length), losses(BASELINE, length), FORM))
-        rows.append([arm, *cells])
-    return rows
+    return by_length(ARMS_WITH_BASELINE, minus_baseline)
+
+
+def annealed_speed_up_in_words(arm: str, length: int) -> str:
+    return annealed_speed_up(ends(BASELINE), ends(arm), length).words
 
 
 @table(ANNEALED, TITLE, 2)
 def annealed_speed_ups() -> Rows:
-    rows = []
-    for arm in ARMS_WITH_BASELINE:
-        rows.append([arm, *(speed_up.words for speed_up in speed_ups(arm))])
-    return rows
+    return by_length(ARMS_WITH_BASELINE, annealed_speed_up_in_words)
+
+
+def crossing_in_words(arm: str, length: int) -> str:
+    return SpeedUp(tuple(points(arm)[length]["speedup_crossing"])).words
 
 
 @table(ANNEALED, TITLE, 3)
 def crossing_speed_ups() -> Rows:
-    rows = []
-    for arm in ARMS_WITH_BASELINE:
-        cells = []
-        for length in LENGTHS:
-            values = points(arm)[length]["speedup_crossing"]
-            cells.append(SpeedUp(tuple(values)).words)
-        rows.append([arm, *cells])
-    return rows
+    return by_length(ARMS_WITH_BASELINE, crossing_in_words)
 
 
 @table(ANNEALED, RATES_TITLE)
@@ -118,9 +117,8 @@ def losses_by_rate() -> Rows:
 @section(ANNEALED, TITLE)
 def figures_of_the_text() -> Iterator[str]:
     longest = LENGTHS[-1]
-    gap = mean_difference(losses("anGPT", longest), losses(BASELINE, longest), FORM)
-    yield f"anGPT is behind by {gap} at 42"
-    yield f"GPT+ needs {speed_ups('anGPT')[-1].words} times anGPT's tokens"
+    yield f"anGPT is behind by {minus_baseline('anGPT', longest)} at 42"
+    yield f"GPT+ needs {annealed_speed_up_in_words('anGPT', longest)} times anGPT's tokens"
     with_both = "anGPT, gain, unit norm of each head's average"
     lead = mean_difference(losses(BASELINE, LENGTHS[0]), losses(with_both, LENGTHS[0]), FORM)
     yield f"anGPT with gain and norm leads by {lead}"
