@@ -19,7 +19,12 @@ from anlit.runs.groups import group_runs
 from tests.compare.conftest import write_run
 
 SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
-LOSSES = {"GPT": (5.0, 4.0, 3.0), "NGPT": (4.5, 3.0, 2.5), "AnGPT": (4.0, 2.8, 2.4)}
+LOSSES = {
+    "GPT": {100: 5.0, 200: 4.0, 300: 3.0},
+    "NGPT": {100: 4.5, 200: 3.0, 300: 2.5},
+    "AnGPT": {100: 4.0, 200: 2.8, 300: 2.4},
+}
+"""By tokens."""
 
 
 def make_run(folder: Path, model: str, **record: object) -> Path:
@@ -31,8 +36,7 @@ def make_run(folder: Path, model: str, **record: object) -> Path:
         "model": {"class_path": f"anlit.{model}", "init_args": settings},
         "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
     }
-    curve = zip((100.0, 200.0, 300.0), LOSSES[model], strict=True)
-    write_run(folder, config, record, list(curve), lambda n: n)
+    write_run(folder, config, record, LOSSES[model])
     return folder
 
 

@@ -55,21 +55,31 @@ RECORD: dict[str, Any] = {
 GPT = "anlit.training.models.GPT"
 NGPT = "anlit.training.models.NGPT"
 ANGPT = "anlit.training.models.AnGPT"
-FALLING = [(100, 5.0), (200, 4.0), (300, 3.5), (400, 3.0)]
-"""Tokens and loss of each validation of a baseline whose final loss is easy to cross."""
+FALLING = {100: 5.0, 200: 4.0, 300: 3.5, 400: 3.0}
+"""The losses of a baseline by tokens. Its final loss is easy to cross."""
+
+
+def ten_tokens_a_second(tokens: float) -> float:
+    return 0.1 * tokens
 
 
 def write_run(
-    folder: Path, config: Any, record: dict[str, Any], points: Any, seconds_of: Any
+    folder: Path,
+    config: Any,
+    record: dict[str, Any],
+    losses: dict[float, float],
+    seconds_of: Callable[[float], float] = ten_tokens_a_second,
 ) -> None:
-    """A run folder; `seconds_of` tokens is the time of a validation."""
+    """Write a run folder with validation losses by tokens, at the seconds that tokens take."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "run.json").write_text(json.dumps(RECORD | record))
     rows = ["step,train/loss,val/loss,val/tokens,val/seconds,val/bits_per_byte"]
-    for tokens, loss in points:
-        rows.append(f"{tokens // 10:.0f},{loss},,,,")
-        rows.append(f"{tokens // 10:.0f},,{loss},{tokens},{seconds_of(tokens)},{loss / 3}")
+    for tokens, loss in losses.items():
+        step = int(tokens // 10)
+        seconds = seconds_of(tokens)
+        rows.append(f"{step},{loss},,,,")
+        rows.append(f"{step},,{loss},{tokens},{seconds},{loss / 3}")
     (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
 
 
@@ -79,27 +89,33 @@ def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def drawn():
-    """Figures that a test keeps in place of saving them; closed after it."""
-    yield []
+def keep_figures(monkeypatch: pytest.MonkeyPatch):
+    """keep_figures(module) → a list that gets the module's figures in place of files."""
+    figures = []
+
+    def keep(module):
+        monkeypatch.setattr(module, "save", lambda figure, path: figures.append(figure))
+        return figures
+
+    yield keep
     plt.close("all")
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """make_run(name, points, model, seed=…, settings=…, record=…, seconds_of=…) → folder.
+    """make_run(name, losses, model, seed=…, settings=…, record=…, seconds_of=…) → folder.
 
-    `settings` map dotted keys to values, `seconds_of` tokens to the time of a validation.
+    `losses` are by tokens. `settings` map dotted keys to values.
     """
 
     def make(
         name,
-        points=FALLING,
+        losses=FALLING,
         model=GPT,
         seed=1,
         settings=None,
         record=None,
-        seconds_of=lambda x: 0.1 * x,
+        seconds_of=ten_tokens_a_second,
     ):
         folder = tmp_path / "runs" / name
         all_settings = {
@@ -113,7 +129,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         for key, value in all_settings.items():
             *path, name_of_value = key.split(".")
             reduce(dict.__getitem__, path, config)[name_of_value] = value
-        write_run(folder, config, record or {}, points, seconds_of)
+        write_run(folder, config, record or {}, losses, seconds_of)
         return folder
 
     return make

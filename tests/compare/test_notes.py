@@ -14,8 +14,8 @@ from tests.compare.reports import H200, LR
 
 OTHER_CONTENT = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
 FLOAT8 = "model.init_args.runtime.float8"
-FULL = [(100.0 * n, 6.0 - 0.5 * n) for n in range(1, 9)]
-"""Eight validation points: enough to compare the speed of two halves."""
+EIGHT_LOSSES = {100: 5.5, 200: 5.0, 300: 4.5, 400: 4.0, 500: 3.5, 600: 3.0, 700: 2.5, 800: 2.0}
+"""Enough validations to compare the speed of two halves."""
 CHANGED_AND_KILLED = [
     {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
     {"step": 6, "changed": ["lr 3 → 7"]},  # killed before it wrote a checkpoint
@@ -115,7 +115,7 @@ def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, re
     ("options", "note"),
     [
         pytest.param(
-            {"points": [(100, 5.0), (800, 2.0)]},
+            {"losses": {100: 5.0, 800: 2.0}},
             "800 training tokens, the baseline 400",
             id="longer",
         ),
@@ -125,12 +125,12 @@ def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, re
             id="another seed",
         ),
         pytest.param(
-            {"points": [(100, 9.0), (400, 8.5)]},
+            {"losses": {100: 9.0, 400: 8.5}},
             "b: DIVERGED in effect, its final loss is above that of guessing, 6.9.",
             id="worse than guessing",
         ),
         pytest.param(
-            {"points": FULL, "seconds_of": slowing},
+            {"losses": EIGHT_LOSSES, "seconds_of": slowing},
             "b: unstable throughput, 10 tokens/s in its first half and 7",
             id="slower and slower",
         ),
@@ -159,7 +159,7 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
     ],
 )
 def test_a_steady_machine_gives_no_note(make_run, options):
-    run = load_run(make_run("a", FULL, **options))
+    run = load_run(make_run("a", EIGHT_LOSSES, **options))
     groups = group_runs([run])
 
     assert not list(unstable_throughput(groups))

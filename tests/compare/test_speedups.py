@@ -5,10 +5,11 @@ import pytest
 
 from anlit.compare import plots
 from tests.compare.conftest import ANGPT, NGPT
-from tests.compare.reports import FASTER, H200, SECOND, SLOWER, compared, table_row, write_paired
+from tests.compare.reports import FASTER, H200, SECOND, SLOWER, report_on_runs, write_paired
 
 NGPT_TAKES_TWICE_AS_LONG = [[1.0] * 6, [2.0] * 6]
 """Seconds of a step of GPT+ and of nGPT, in six rounds."""
+STANDS_STILL = {100: 5.0, 200: 3.0, 400: 3.0}
 
 
 @pytest.fixture
@@ -28,42 +29,42 @@ def timed_in_turns(make_run, tmp_path):
     ngpt_seconds = gpt_seconds * 2
     seconds = np.stack([gpt_seconds, angpt_seconds, ngpt_seconds])
     write_paired(tmp_path / "out", [gpt, angpt, ngpt], seconds.tolist())
-    return compared(tmp_path / "runs", tmp_path / "out")
+    return report_on_runs(tmp_path)
 
 
 @pytest.mark.usefixtures("no_plot")
 def test_wall_clock_is_tokens_times_the_ratio_of_steps_in_turns(timed_in_turns):
-    _, raw, _ = timed_in_turns
+    baseline, angpt, ngpt = timed_in_turns.raw["groups"]
 
-    baseline, angpt_group, ngpt_group = raw["groups"]
     assert baseline["seconds"]["mean"] == 400, "as recorded"
-    time = angpt_group["time_per_token"]
-    assert time == pytest.approx({"median": 1.25, "low": 1.20, "high": 1.30})
-    wall_clock = angpt_group["speedup_wall_clock"]
+    ratio_of_times = {"median": 1.25, "low": 1.20, "high": 1.30}
+    assert angpt["time_per_token"] == pytest.approx(ratio_of_times)
+    wall_clock = angpt["speedup_wall_clock"]
     assert wall_clock["median"] == pytest.approx(1.6 / 1.25)
     assert wall_clock["low"] is None
     assert wall_clock["high"] is None
-    assert ngpt_group["time_per_token"]["median"] == pytest.approx(2.0)
-    assert ngpt_group["speedup_wall_clock"] is None
+    assert ngpt["time_per_token"]["median"] == pytest.approx(2.0)
+    assert ngpt["speedup_wall_clock"] is None
 
 
 @pytest.mark.usefixtures("no_plot")
 def test_wall_clock_is_in_the_table_and_in_the_sentence(timed_in_turns):
-    _, _, markdown = timed_in_turns
+    row = timed_in_turns.row("anGPT, plain")
 
-    _, seeds, *_, time_cell, wall_clock_cell = table_row(markdown, "anGPT, plain")
-    assert seeds == "2 (1 paired)"
-    assert time_cell == "1.25 (1.20 … 1.30)"
-    assert wall_clock_cell == "1.28 (1 seed)"
-    assert "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock" in markdown
+    assert row["seeds"] == "2 (1 paired)"
+    assert row["time per token"] == "1.25 (1.20 … 1.30)"
+    assert row["speed-up, wall-clock"] == "1.28 (1 seed)"
+    sentence = "speed-up 1.60 (1 seed) in tokens, 1.28 (1 seed) in wall-clock"
+    assert sentence in timed_in_turns.markdown
 
 
 def test_the_picture_has_a_panel_over_time(timed_in_turns):
-    report, _, markdown = timed_in_turns
+    over_tokens, over_time = plots.panels_of(timed_in_turns.comparison)
 
-    assert "over tokens and time](" in markdown
-    by_panel = [panel.per_token["anGPT, plain"] for panel in plots.panels_of(report)]
-    assert by_panel == pytest.approx([1, 1.05 * 1.25 / 60])
+    assert "over tokens and time](" in timed_in_turns.markdown
+    assert over_tokens.per_token["anGPT, plain"] == 1
+    minutes = 1.05 * 1.25 / 60
+    assert over_time.per_token["anGPT, plain"] == pytest.approx(minutes)
 
 
 @pytest.mark.usefixtures("no_plot")
@@ -79,42 +80,52 @@ def test_the_picture_has_a_panel_over_time(timed_in_turns):
 def test_without_comparable_times_the_column_says_so_and_is_empty(
     make_run, tmp_path, timed, timed_on, trained_on, note
 ):
-    folders = {"a": make_run("a"), "b": make_run("b", FASTER, ANGPT, record=trained_on)}
+    folders = {
+        "a": make_run("a"),
+        "b": make_run("b", FASTER, ANGPT, record=trained_on),
+    }
     if timed:
         runs = [folders[name] for name in timed]
         seconds = [[1.0]] * len(runs)
         write_paired(tmp_path / "out", runs, seconds, **timed_on)
 
-    report, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    report = report_on_runs(tmp_path)
 
-    assert note in "\n".join(report.notes)
-    assert table_row(markdown, "anGPT, plain")[9:] == ["–", "–"]
+    assert note in report.notes
+    row = report.row("anGPT, plain")
+    assert row["time per token"] == "–"
+    assert row["speed-up, wall-clock"] == "–"
 
 
 @pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize("key", ["data.init_args.val_blocks", "data.init_args.val_samples"])
 def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_path, key):
-    for seed, points in enumerate((SLOWER, SECOND)):
-        make_run(f"gpt{seed}", points, seed=seed)
+    for seed, losses in enumerate((SLOWER, SECOND)):
+        make_run(f"gpt{seed}", losses, seed=seed)
         make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed, settings={key: 4})
 
-    _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    report = report_on_runs(tmp_path)
 
-    ngpt = raw["groups"][1]
+    ngpt = report.raw["groups"][1]
     assert ngpt["speedup_tokens"]["mean"] is None
     assert ngpt["loss_difference"] is None
-    assert table_row(markdown, "nGPT, plain")[7] == "– (validated differently)"
+    row = report.row("nGPT, plain")
+    assert row["speed-up, tokens"] == "– (validated differently)"
 
 
+@pytest.mark.usefixtures("no_plot")
 def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
-    gpt = make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
-    ngpt = make_run("ngpt", [(100, 2.9), (400, 2.6)], NGPT)  # already below at the first validation
+    gpt = make_run("gpt", STANDS_STILL)
+    starts_below = {100: 2.9, 400: 2.6}
+    ngpt = make_run("ngpt", starts_below, NGPT)
     write_paired(tmp_path / "out", [gpt, ngpt], NGPT_TAKES_TWICE_AS_LONG)
 
-    _, _, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    report = report_on_runs(tmp_path)
 
-    assert "speed-up ≥ 2.00 in tokens, ≥ 1.00 in wall-clock" in markdown
-    assert table_row(markdown, "nGPT, plain")[7:9] == ["≥ 2.00", "≤ 50 %"]
+    assert "speed-up ≥ 2.00 in tokens, ≥ 1.00 in wall-clock" in report.markdown
+    row = report.row("nGPT, plain")
+    assert row["speed-up, tokens"] == "≥ 2.00"
+    assert row["% of tokens"] == "≤ 50 %"
 
 
 @pytest.mark.usefixtures("no_plot")
@@ -122,42 +133,45 @@ def test_callbacks_that_timed_steps_leave_out_are_noted(make_run, tmp_path):
     average = {"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {}}
     samples = {"class_path": "anlit.Samples", "init_args": {}}
     gpt = make_run("gpt", settings={"trainer.callbacks": [samples]})
-    ngpt = make_run("ngpt", FASTER, NGPT, settings={"trainer.callbacks": [average, samples]})
+    both_callbacks = {"trainer.callbacks": [average, samples]}
+    ngpt = make_run("ngpt", FASTER, NGPT, settings=both_callbacks)
     write_paired(tmp_path / "out", [gpt, ngpt], NGPT_TAKES_TWICE_AS_LONG)
 
-    report, _, _ = compared(tmp_path / "runs", tmp_path / "out")
+    notes = report_on_runs(tmp_path).notes
 
-    timed = [note for note in report.notes if "timed" in note]
-    assert timed == ["nGPT, plain: its steps were timed without EMAWeightAveraging."]
+    assert "nGPT, plain: its steps were timed without EMAWeightAveraging.\n" in f"{notes}\n"
+    assert notes.count("timed") == 1
 
 
 @pytest.mark.usefixtures("no_plot")
 def test_a_baseline_that_stands_still_is_noted(make_run, tmp_path):
-    make_run("gpt", [(100, 5.0), (200, 3.0), (400, 3.0)])
+    make_run("gpt", STANDS_STILL)
     make_run("ngpt", FASTER, NGPT)
 
-    report, _, _ = compared(tmp_path / "runs", tmp_path / "out")
+    notes = report_on_runs(tmp_path).notes
 
     has_stood_still = "GPT+, plain: has its own final loss after 50% of its tokens, where speed-ups"
-    assert has_stood_still in "\n".join(report.notes)
+    assert has_stood_still in notes
 
 
-def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(
-    make_run, tmp_path, monkeypatch, drawn
-):
-    for seed, points in enumerate((SLOWER, SECOND)):
-        make_run(f"gpt{seed}", points, seed=seed, record={"status": "running"})
+def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(make_run, tmp_path, keep_figures):
+    for seed, losses in enumerate((SLOWER, SECOND)):
+        make_run(f"gpt{seed}", losses, seed=seed, record={"status": "running"})
         make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed)
-    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    figures = keep_figures(plots)
 
-    _, raw, markdown = compared(tmp_path / "runs", tmp_path / "out")
+    report = report_on_runs(tmp_path)
 
-    ngpt = raw["groups"][1]
-    assert raw["target_loss"] is None
+    ngpt = report.raw["groups"][1]
+    assert report.raw["target_loss"] is None
     assert ngpt["speedup_tokens"]["mean"] is None
     assert ngpt["loss_difference"] is None
-    assert table_row(markdown, "nGPT, plain")[7:] == ["– (baseline unfinished)", "–", "–", "–"]
-    entries = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    row = report.row("nGPT, plain")
+    assert row["speed-up, tokens"] == "– (baseline unfinished)"
+    for column in ("% of tokens", "time per token", "speed-up, wall-clock"):
+        assert row[column] == "–"
+    legend = figures[0].legends[0]
+    entries = [text.get_text() for text in legend.get_texts()]
     assert "final loss of" not in "".join(entries)
 
 
@@ -166,6 +180,6 @@ def test_a_run_that_has_not_finished_is_so_far_at_its_loss(make_run, tmp_path):
     make_run("gpt", record={"status": "running"})
     make_run("ngpt", FASTER, NGPT)
 
-    _, _, markdown = compared(tmp_path / "runs", tmp_path / "out", baseline="nGPT")
+    report = report_on_runs(tmp_path, baseline="nGPT")
 
-    assert "**GPT+, plain** is so far at" in markdown
+    assert "**GPT+, plain** is so far at" in report.markdown

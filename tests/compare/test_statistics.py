@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from anlit.compare.notes import split_by_gap
-from anlit.compare.statistics import Interval, difference, holm, speed_up
+from anlit.compare.statistics import Interval, SpeedUp, difference, holm, speed_up
 from anlit.errors import UserError
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
@@ -17,18 +17,21 @@ from tests.compare.conftest import FALLING
 
 @pytest.mark.filterwarnings("error")
 def test_other_seeds_are_compared_by_welch() -> None:
-    losses = {0: 3.0, 1: 3.2, 2: 3.1}
-    other_losses = {7: 3.4, 8: 3.5}
+    losses = [3.0, 3.2, 3.1]
+    other_losses = [3.4, 3.5]
+    other_seeds = (7, 8)
 
-    test = difference(losses, other_losses)
+    test = difference(dict(enumerate(losses)), dict(zip(other_seeds, other_losses, strict=True)))
 
-    expected = stats.ttest_ind([3.0, 3.2, 3.1], [3.4, 3.5], equal_var=False)
-    interval = expected.confidence_interval()
+    expected = stats.ttest_ind(losses, other_losses, equal_var=False)
+    low, high = expected.confidence_interval()
     assert test is not None
     assert test.method == "Welch's t-test"
     assert test.n == (3, 2)
     assert test.p == pytest.approx(expected.pvalue)
-    assert (test.difference, test.low, test.high) == pytest.approx((-0.35, *interval))
+    assert test.difference == pytest.approx(-0.35)
+    assert test.low == pytest.approx(low)
+    assert test.high == pytest.approx(high)
 
 
 @pytest.mark.filterwarnings("error")  # such as a warning of lost precision
@@ -38,9 +41,9 @@ def test_one_configuration_without_spread_is_compared_by_welch() -> None:
 
     test = difference(losses, losses_without_spread)
 
-    expected = stats.ttest_ind_from_stats(
-        mean1=3.1, std1=0.1, nobs1=3, mean2=3.4, std2=0.0, nobs2=2, equal_var=False
-    )
+    summary = {"mean1": 3.1, "std1": 0.1, "nobs1": 3}
+    summary_without_spread = {"mean2": 3.4, "std2": 0.0, "nobs2": 2}
+    expected = stats.ttest_ind_from_stats(**summary, **summary_without_spread, equal_var=False)
     assert test is not None
     assert test.p == pytest.approx(expected.pvalue)
 
@@ -63,10 +66,15 @@ def test_nothing_is_claimed_of_one_seed_or_no_spread(losses: dict, other_losses:
     assert difference(losses, other_losses) is None
 
 
-@pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
-def test_nothing_is_claimed_where_a_run_was_lost(seeds: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "with_a_lost_run",
+    [
+        pytest.param({1: 3.2, 2: 3.4, 3: None}, id="the same seeds"),
+        pytest.param({4: 3.2, 5: 3.4, 6: None}, id="other seeds"),
+    ],
+)
+def test_nothing_is_claimed_where_a_run_was_lost(with_a_lost_run: dict) -> None:
     all_losses = {1: 3.1, 2: 3.5, 3: 3.0}
-    with_a_lost_run = dict(zip(seeds, (3.2, 3.4, None), strict=True))
 
     assert difference(with_a_lost_run, all_losses) is None
     assert difference(all_losses, with_a_lost_run) is None
@@ -89,26 +97,30 @@ def test_holm_gives_no_probability_above_1() -> None:
     assert holm([0.9, 0.8]) == [1.0, 1.0]
 
 
-def curve(*points: tuple[float, float], seconds_per_token: float = 1.0) -> Curve:
-    """A curve through points (tokens, loss)."""
-    tokens, loss = np.array(points, dtype=float).T
-    return Curve(tokens, tokens * seconds_per_token, loss)
+def curve(losses: dict[int, float], seconds_per_token: float = 1.0) -> Curve:
+    """A curve with losses by tokens."""
+    tokens = np.array(list(losses), dtype=float)
+    return Curve(tokens, tokens * seconds_per_token, np.array(list(losses.values())))
 
 
-BASELINE = curve(*FALLING, seconds_per_token=2.0)
+BASELINE = curve(FALLING, seconds_per_token=2.0)
 """It has its last loss, 3, after 400 tokens."""
 
-BETWEEN_POINTS = [(100, 4.0), (200, 3.2), (300, 2.8)]
-NEVER_REACHED = [(100, 4.0), (400, 3.0001)]
-STARTS_BELOW = [(200, 2.9), (300, 2.0)]
-CROSSES_TWICE = [(100, 4.0), (200, 2.0), (300, 3.6), (400, 1.0)]
-SPIKE = [(100, 3.5), (200, 5.0), (300, 1.0)]
-NO_TOKENS = [(0, 2.0), (100, 1.0)]
+BETWEEN_POINTS = {100: 4.0, 200: 3.2, 300: 2.8}
+NEVER_REACHED = {100: 4.0, 400: 3.0001}
+STARTS_BELOW = {200: 2.9, 300: 2.0}
+CROSSES_TWICE = {100: 4.0, 200: 2.0, 300: 3.6, 400: 1.0}
+SPIKE = {100: 3.5, 200: 5.0, 300: 1.0}
+NO_TOKENS = {0: 2.0, 100: 1.0}
+
+
+def speed_up_of_a_seed(baseline: Curve, run: Curve) -> SpeedUp:
+    return speed_up([(1, baseline)], [(1, run)])
 
 
 @pytest.mark.parametrize("seconds_per_token", [4.0, np.nan])  # time that was not logged
 @pytest.mark.parametrize(
-    ("points", "speedup", "bound"),
+    ("losses", "speedup", "bound"),
     [
         pytest.param(BETWEEN_POINTS, 400 / 250, False, id="between two points"),
         pytest.param(NEVER_REACHED, None, False, id="never reached, and not extrapolated"),
@@ -119,11 +131,11 @@ NO_TOKENS = [(0, 2.0), (100, 1.0)]
     ],
 )
 def test_a_curve_has_the_speed_up_worked_out_by_hand(
-    points: list, speedup: float | None, bound: bool, seconds_per_token: float
+    losses: dict, speedup: float | None, bound: bool, seconds_per_token: float
 ) -> None:
-    run = curve(*points, seconds_per_token=seconds_per_token)
+    run = curve(losses, seconds_per_token)
 
-    result = speed_up([(1, BASELINE)], [(1, run)])
+    result = speed_up_of_a_seed(BASELINE, run)
 
     assert result.mean == pytest.approx(speedup)
     assert result.test is None
@@ -131,32 +143,33 @@ def test_a_curve_has_the_speed_up_worked_out_by_hand(
 
 
 def test_a_baseline_that_rises_at_the_end_is_charged_its_first_crossing() -> None:
-    overfit = curve((100, 5.0), (200, 3.0), (300, 2.0), (400, 2.5))
-    run = curve((100, 3.0), (150, 2.5))
+    overfit = curve({100: 5.0, 200: 3.0, 300: 2.0, 400: 2.5})
+    run = curve({100: 3.0, 150: 2.5})
 
-    result = speed_up([(1, overfit)], [(1, run)])
+    result = speed_up_of_a_seed(overfit, run)
 
     assert result.mean == pytest.approx(250 / 150)
 
 
 def test_a_baseline_that_starts_at_its_final_loss_gives_no_speed_up() -> None:
     """It had the loss at some time before its first validation."""
-    diverging = curve((100, 3.0), (200, 2.5), (300, 3.6))
-    run = curve((100, 4.0), (200, 3.0))
+    diverging = curve({100: 3.0, 200: 2.5, 300: 3.6})
+    run = curve({100: 4.0, 200: 3.0})
 
-    result = speed_up([(1, diverging)], [(1, run)])
+    result = speed_up_of_a_seed(diverging, run)
 
     assert result.values == ()
     assert result.words == "– (baseline rises)"
 
 
-EASY = curve((100, 4.0), (400, 1.0))
-HARD = curve((100, 6.0), (400, 3.0))
-QUICK_EASY = curve((100, 3.0), (200, 1.0))
-QUICK_HARD = curve((100, 5.0), (200, 3.0))
-MISSING_HARD = curve((100, 5.0), (200, 3.1))
+EASY = curve({100: 4.0, 400: 1.0})
+HARD = curve({100: 6.0, 400: 3.0})
+QUICK_EASY = curve({100: 3.0, 200: 1.0})
+QUICK_HARD = curve({100: 5.0, 200: 3.0})
+MISSING_HARD = curve({100: 5.0, 200: 3.1})
 EASY_AND_HARD = [(1, EASY), (2, HARD)]
 """The baseline's seeds with their curves."""
+RATIO_OF_TIMES = Interval(2.0, 1.9, 2.1)
 
 
 def test_every_pair_has_its_own_target_and_only_common_seeds_count() -> None:
@@ -187,7 +200,10 @@ def test_one_seed_that_misses_its_target_takes_the_mean_away() -> None:
     ],
 )
 def test_a_lost_run_takes_the_mean_away(baseline: list, runs: list) -> None:
-    speedup = speed_up(list(enumerate(baseline)), list(enumerate(runs)))
+    baseline_by_seed = list(enumerate(baseline))
+    runs_by_seed = list(enumerate(runs))
+
+    speedup = speed_up(baseline_by_seed, runs_by_seed)
 
     assert speedup.values == (2.0, None)
     assert speedup.words == "1 of 2 seeds"
@@ -207,52 +223,55 @@ def test_a_seed_that_was_run_twice_is_one_pair() -> None:
     """Two runs of a seed are not independent: they must not narrow the interval."""
     runs = [(1, EASY), (1, QUICK_EASY), (2, QUICK_HARD)]
 
-    speedup = speed_up([(1, EASY), (2, HARD)], runs)
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert speedup.values == (2.0, 2.0)
     assert speedup.words == "2.00 (2 seeds)"
 
 
 def test_against_a_mean_curve_there_is_no_interval() -> None:
-    """The runs' spread is not that of the speed-up: the baseline's seeds differ too."""
-    slower = curve((100, 5.0), (230, 2.0))
+    """The runs' spread is not the speed-up's spread: the baseline's seeds differ too."""
+    slower = curve({100: 5.0, 230: 2.0})
+    runs = [(3, QUICK_EASY), (4, slower)]
 
-    speedup = speed_up([(1, EASY), (2, HARD)], [(3, QUICK_EASY), (4, slower)])
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert speedup.mean is not None
     assert speedup.test is None
     assert speedup.words == f"{speedup.mean:.2f}"
-    time = Interval(2.0, 1.9, 2.1)
-    assert str(speedup.over(time)) == f"{speedup.mean / 2:.2f}"
+    wall_clock = speedup.over(RATIO_OF_TIMES)
+    assert str(wall_clock) == f"{speedup.mean / 2:.2f}"
 
 
 def test_a_bound_has_no_interval() -> None:
     """The run of the second seed may have had the loss long before."""
-    starts_below = curve((100, 2.5), (400, 1.0))
+    starts_below = curve({100: 2.5, 400: 1.0})
+    runs = [(1, QUICK_EASY), (2, starts_below)]
 
-    speedup = speed_up([(1, EASY), (2, HARD)], [(1, QUICK_EASY), (2, starts_below)])
+    speedup = speed_up(EASY_AND_HARD, runs)
 
     assert speedup.values == (2.0, 4.0)
     assert speedup.test is None
     assert speedup.words == "≥ 2.83"
-    time = Interval(2.0, 1.9, 2.1)
-    assert str(speedup.over(time)) == "1.41"
+    wall_clock = speedup.over(RATIO_OF_TIMES)
+    assert str(wall_clock) == "1.41"
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:
-    first = curve((100, 4.0), (200, 3.0), (300, 2.0))
-    second = curve((100, 5.0), (300, 3.0))
+    first = curve({100: 4.0, 200: 3.0, 300: 2.0})
+    second = curve({100: 5.0, 300: 3.0})
 
     mean, sd = mean_curve([first, second])
 
     assert mean.tokens.tolist() == [100, 200, 300]
     assert mean.loss.tolist() == [4.5, 3.5, 2.5]
-    assert sd == pytest.approx([np.sqrt(0.5)] * 3)
+    sd_of_two = np.sqrt(0.5)
+    assert sd == pytest.approx([sd_of_two] * 3)
 
 
 def test_curves_without_a_common_range_have_no_mean() -> None:
-    first = curve((100, 4.0), (200, 3.0))
-    later = curve((400, 1.0))
+    first = curve({100: 4.0, 200: 3.0})
+    later = curve({400: 1.0})
 
     with pytest.raises(UserError, match="no range"):
         mean_curve([first, later])

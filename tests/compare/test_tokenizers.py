@@ -3,7 +3,6 @@
 tests/integration/test_other_tokenizers.py has real runs.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,15 @@ import pytest
 
 from anlit.compare import plots
 from anlit.compare.compare import compare
-from anlit.compare.comparison import STEPS, Comparison
+from anlit.compare.comparison import Comparison
 from anlit.errors import UserError
-from anlit.runs.folders import load_run
-from anlit.runs.groups import group_runs
-from tests.compare.conftest import HARDWARE, NGPT
+from tests.compare.conftest import NGPT
+from tests.compare.reports import write_paired
 
 TRAIN = {"documents": 90, "bytes": 40_000, "tokens": 20_000, "text_sha256": "a" * 64}
 VAL = {"documents": 10, "bytes": 4_000, "tokens": 2_000, "text_sha256": "b" * 64}
 """Two bytes a token."""
-BETTER = [(100, 7.0), (200, 6.0), (300, 5.0), (400, 4.5)]
+BETTER = {100: 7.0, 200: 6.0, 300: 5.0, 400: 4.5}
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +43,10 @@ def two_tokenizers(
     """Baseline `a` with two bytes a token, and `b` with four."""
     for seed in seeds:
         shift = 0.01 * seed**2
-        points = [(tokens, loss + shift) for tokens, loss in BETTER]
+        losses = {tokens: loss + shift for tokens, loss in BETTER.items()}
         record = of_other or data("t1", 2.0)
         make_run(f"a{seed}", seed=seed, record=data("t0"), settings=settings)
-        make_run(f"b{seed}", points, NGPT, seed=seed, record=record, settings=settings)
+        make_run(f"b{seed}", losses, NGPT, seed=seed, record=record, settings=settings)
 
 
 def compared(tmp_path: Path, **options: Any) -> Comparison:
@@ -80,17 +78,14 @@ def test_with_one_tokenizer_all_stays_in_nats_per_token(make_run, tmp_path: Path
 
 def test_time_is_per_byte(make_run, tmp_path: Path) -> None:
     two_tokenizers(make_run)
-    arms = []
-    for name, seconds in (("a1", 1.0), ("b1", 3.0)):
-        (group,) = group_runs([load_run(tmp_path / "runs" / name)])
-        arms.append({"key": group.key, "seconds_per_token": [seconds] * 8})
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / STEPS).write_text(json.dumps({"hardware": HARDWARE, "arms": arms}))
+    runs = [tmp_path / "runs" / "a1", tmp_path / "runs" / "b1"]
+    write_paired(tmp_path / "out", runs, [[1.0] * 8, [3.0] * 8])
 
     report = compared(tmp_path)
 
-    assert report.results[1].time is not None
-    assert report.results[1].time.median == pytest.approx((3 / 4) / (1 / 2))
+    ratio_of_times = report.results[1].time
+    assert ratio_of_times is not None
+    assert ratio_of_times.median == pytest.approx((3 / 4) / (1 / 2))
     over_text, over_time = plots.panels_of(report)
     assert over_text.x_label.startswith("bytes of training text")
     baseline_seconds = over_time.per_token[report.baseline.label] * 60
@@ -151,10 +146,12 @@ def test_only_losses_on_all_of_the_same_text_are_tested(
 
     report = compared(tmp_path)
 
-    assert report.results[1].speedup.obstacle == obstacle
-    assert (report.results[1].loss is None) is bool(obstacle)
+    other = report.results[1]
+    has_no_test = other.loss is None
+    assert other.speedup.obstacle == obstacle
+    assert has_no_test == bool(obstacle)
     assert note in "\n".join(report.notes)
-    assert report.results[1].final_loss.mean is not None
+    assert other.final_loss.mean is not None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from anlit.config.labels import attention_label
 from anlit.errors import UserError
 from anlit.runs.folders import find_runs, load_run
 from anlit.runs.groups import group_runs
-from tests.compare.conftest import ANGPT, FALLING
+from tests.compare.conftest import ANGPT
 
 MakeRun = Callable[..., Path]
 
@@ -59,25 +59,29 @@ def test_a_run_is_read(make_run: MakeRun) -> None:
 def test_a_resumed_run_keeps_the_last_row_of_a_step_and_drops_what_it_undid(
     make_run: MakeRun,
 ) -> None:
-    points = [(100, 5.0), (200, 4.5), (300, 9.0), (350, 9.0), (200, 4.0), (400, 3.0)]
+    folder = make_run("a", {100: 5.0, 200: 4.5, 300: 9.0, 350: 9.0})
+    resumed = make_run("b", {200: 4.0, 400: 3.0})
+    _, *later_rows = (resumed / "metrics.csv").read_text().splitlines(keepends=True)
+    with (folder / "metrics.csv").open("a") as file:
+        file.writelines(later_rows)
 
-    curve = load_run(make_run("a", points)).curve
+    curve = load_run(folder).curve
 
     assert curve.tokens.tolist() == [100, 200, 400]
     assert curve.loss.tolist() == [5.0, 4.0, 3.0]
 
 
 def test_nan_in_the_middle_is_skipped(make_run: MakeRun) -> None:
-    points = [(100, 5.0), (200, math.nan), (300, 4.0)]
+    losses = {100: 5.0, 200: math.nan, 300: 4.0}
 
-    run = load_run(make_run("spike", points))
+    run = load_run(make_run("spike", losses))
 
     assert run.comparable
     assert run.curve.finite().tokens.tolist() == [100, 300]
 
 
 def test_nan_at_the_end_is_divergence(make_run: MakeRun) -> None:
-    run = load_run(make_run("lost", [(100, 5.0), (200, math.nan)]))
+    run = load_run(make_run("lost", {100: 5.0, 200: math.nan}))
 
     assert run.state == "finished, diverged"
     assert not run.comparable
@@ -289,9 +293,10 @@ def test_many_settings_that_differ_give_distinct_labels(make_run: MakeRun) -> No
 
 
 def test_unfinished_runs_count_only_where_nothing_finished(make_run: MakeRun) -> None:
-    running = load_run(make_run("a", FALLING[:2], record={"status": "running"}))
+    first_losses = {100: 5.0, 200: 4.0}
+    running = load_run(make_run("a", first_losses, record={"status": "running"}))
     finished = load_run(make_run("b", seed=2))
-    failed = load_run(make_run("c", [], seed=3, record={"status": "failed"}))
+    failed = load_run(make_run("c", {}, seed=3, record={"status": "failed"}))
 
     (with_finished,) = group_runs([running, finished, failed])
     (without_finished,) = group_runs([running, failed])

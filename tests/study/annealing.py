@@ -51,19 +51,19 @@ def train(study: Study, output: Path, falling: float = 0.0) -> None:
         seed = run.seed.shown["seed"]
         peak_speedup = SPEEDUPS.get((run.arm.name, seed), 1.0)
         n_steps = run.settings["trainer.max_steps"]
-        curve = []
+        losses = {}
         for step in range(20, n_steps + 1, 20):
             if step > run.n_inherited:
                 tokens = step * TOKENS_PER_STEP
-                curve.append((tokens, 0.2 + law(tokens, peak_speedup, seed)))
+                losses[tokens] = 0.2 + law(tokens, peak_speedup, seed)
         if run.n_inherited:
             speedup = peak_speedup
             if run.arm.name == "angpt":
                 speedup *= falling_factor(falling, seed) ** math.log2(n_steps / 100)
             tokens = n_steps * TOKENS_PER_STEP
-            curve[-1] = (tokens, law(tokens, speedup, seed))
+            losses[tokens] = law(tokens, speedup, seed)
         record = {"parameters": 10_000}
-        write_run(output / run.name, merge_configuration(run), record, curve, lambda x: x / 1000)
+        write_run(output / run.name, merge_configuration(run), record, losses)
 
 
 def falling_factor(falling: float, seed: int) -> float:

@@ -29,7 +29,7 @@ from anlit.study.sections import (
     trend,
     tuned_losses,
 )
-from tests.compare.conftest import drawn, make_run  # noqa: F401
+from tests.compare.conftest import keep_figures  # noqa: F401
 from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

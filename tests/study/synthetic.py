@@ -47,5 +47,5 @@ def _write(folder: Path, run: PlannedRun, final: Final) -> None:
     elif np.isinf(loss):
         losses = curve_to(2.0)
         losses[-1] = np.nan
-    points = zip(tokens.tolist(), losses.tolist(), strict=True)
-    write_run(folder, merge_configuration(run), record, points, lambda x: x / 1000)
+    losses_by_tokens = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
+    write_run(folder, merge_configuration(run), record, losses_by_tokens)

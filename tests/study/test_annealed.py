@@ -59,7 +59,7 @@ def test_an_annealed_run_goes_on_from_the_schedule_of_its_stable_run(folder: Pat
     run = study.annealed_runs({"gpt": study.arms[0].points[0]})[1]
     config = {"model": {"init_args": {"schedule": CONSTANT}}, "trainer": {"max_steps": 640}}
     stable_folder = folder / "out" / run.stable.name
-    write_run(stable_folder, config, {}, [], lambda x: x)
+    write_run(stable_folder, config, {}, {})
 
     *options, schedule = run.options(folder / "out" / run.name)
 

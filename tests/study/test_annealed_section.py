@@ -105,12 +105,13 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
     points = first_points(study)
     for run in plan_runs(study, points):
         n_steps = run.settings["trainer.max_steps"]
-        curve = []
+        loss = 1.0 if run.n_inherited else 0.0
+        losses = {}
         for step in range(run.n_inherited + 10, n_steps + 1, 10):
-            tokens = (step if step <= 100 else 100 + 4 * (step - 100)) * TOKENS_PER_STEP
-            curve.append((tokens, float(run.n_inherited > 0)))
+            n_micro_batches = step + 3 * max(0, step - 100)
+            losses[n_micro_batches * TOKENS_PER_STEP] = loss
         config = merge_configuration(run)
-        write_run(folder / "out" / run.name, config, {"parameters": 1}, curve, lambda x: x)
+        write_run(folder / "out" / run.name, config, {"parameters": 1}, losses)
 
     arm = annealed_results.read_arm(read_results(study, Path("out")), study.arms[0])
 
@@ -214,16 +215,14 @@ def test_before_any_annealed_run_the_section_says_so(folder: Path) -> None:
     assert "No pair of annealed runs has finished yet." in report(annealed_study(folder)).text
 
 
-def test_the_picture_has_exact_values_bounds_and_crossings(
-    folder: Path, monkeypatch, drawn
-) -> None:
-    monkeypatch.setattr(annealed, "save", lambda figure, path: drawn.append(figure))
+def test_the_picture_has_exact_values_bounds_and_crossings(folder: Path, keep_figures) -> None:
+    figures = keep_figures(annealed)
     study = annealed_study(folder)
     train(study, folder / "out")
 
     annealed.annealed(read_results(study, Path("out")), {})
 
-    losses, speedups = drawn[0].axes
+    losses, speedups = figures[0].axes
     baseline, arm = losses.get_lines()
     for length, mean in zip(LENGTHS, baseline.get_ydata(), strict=True):
         expected = [law(length * TOKENS_PER_STEP, 1, seed) for seed in SEEDS]
@@ -237,30 +236,32 @@ def test_the_picture_has_exact_values_bounds_and_crossings(
     assert line_at_one.get_ydata() == [1, 1]
 
 
-def test_intervals_of_several_arms_stand_side_by_side(folder: Path, monkeypatch, drawn) -> None:
-    monkeypatch.setattr(annealed, "save", lambda figure, path: drawn.append(figure))
+def test_intervals_of_several_arms_stand_side_by_side(folder: Path, keep_figures) -> None:
+    figures = keep_figures(annealed)
     ngpt = UNTUNED_ARMS["angpt"] | {"title": "nGPT"}
     study = annealed_study(folder, arms=UNTUNED_ARMS | {"ngpt": ngpt})
     train(study, folder / "out")
 
     annealed.annealed(read_results(study, Path("out")), {})
 
-    _, speedups = drawn[0].axes
+    _, speedups = figures[0].axes
     angpt, ngpt_tokens = (container.lines[0].get_xdata()[:3] for container in speedups.containers)
     assert all(angpt < ngpt_tokens)
     middles = np.sqrt(angpt * ngpt_tokens)
     assert middles == pytest.approx(np.array(LENGTHS[:3]) * TOKENS_PER_STEP)
 
 
-def test_a_wide_interval_does_not_flatten_the_picture(folder: Path, monkeypatch, drawn) -> None:
-    monkeypatch.setattr(annealed, "save", lambda figure, path: drawn.append(figure))
+def test_a_wide_interval_does_not_flatten_the_picture(
+    folder: Path, monkeypatch, keep_figures
+) -> None:
+    figures = keep_figures(annealed)
     monkeypatch.setitem(SPEEDUPS, ("angpt", 1), 0.7)
     study = annealed_study(folder, seeds=[1, 2])
     train(study, folder / "out")
 
     annealed.annealed(read_results(study, Path("out")), {})
 
-    _, speedups = drawn[0].axes
+    _, speedups = figures[0].axes
     mean = stats.gmean([0.7, SPEEDUPS["angpt", 2]])
     _, high = stats.ttest_1samp(np.log([0.7, SPEEDUPS["angpt", 2]]), 0).confidence_interval()
     assert np.exp(high) > 50

@@ -67,20 +67,16 @@ def test_trends(folder: Path) -> None:
     assert page.row("GPT+", 4) == ["GPT+", "3", *slope_cells]
 
 
-def test_losses_of_the_tuning_are_curves_over_the_tried_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> None:
     """The best value of each curve has a ring; a diverged loss is at the end of the axis."""
-    drawn: list[Any] = []
-    monkeypatch.setattr(tuned_losses, "save", lambda figure, path: drawn.append(figure))
+    figures = keep_figures(tuned_losses)
     narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
     wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
-
     losses_by_width = {32: narrow, 64: wide}
 
     tuned_losses.draw_tuned_losses({"GPT+": losses_by_width}, "lr", "d_model", Path("a.png"))
 
-    axes = drawn[0].axes[0]
+    (axes,) = figures[0].axes
     curves = [line.get_xydata().tolist() for line in axes.lines]
     narrow_curve, narrow_ring, wide_curve, wide_ring = curves
     assert narrow_curve == [[0.1, 3.2], [0.2, 3.0], [0.4, 3.1]]
@@ -122,23 +118,23 @@ def test_a_trend_of_values_at_zero_is_drawn_without_a_power_law(folder: Path) ->
     assert ["GPT+", "3"] not in [row[:2] for row in page.rows]
 
 
-def test_a_trend_over_a_value_of_zero_has_its_point(monkeypatch, drawn) -> None:
+def test_a_trend_over_a_value_of_zero_has_its_point(keep_figures) -> None:
     series = {"GPT+": [(0.0, [3.0]), (0.1, [2.9]), (0.2, [3.1])]}
 
-    axes = drawn_trend(monkeypatch, drawn, series, "loss").axes[0]
+    figure = drawn_trend(keep_figures, series, "loss")
 
-    left, right = axes.get_xlim()
+    left, right = figure.axes[0].get_xlim()
     assert left < 0 < 0.2 < right
 
 
-def test_gaps_over_a_value_of_zero_have_its_point(folder: Path, monkeypatch, drawn) -> None:
-    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+def test_gaps_over_a_value_of_zero_have_its_point(folder: Path, keep_figures) -> None:
+    figures = keep_figures(loss_gap)
     arms = {name: UNTUNED_ARMS[name] | {"vary": DECAYS} for name in ("gpt", "angpt")}
     sections = [{"loss_gap": {"baseline": "gpt", "each": "decay", "over": "decay"}}]
 
     report(trained(folder, arms=arms, baseline=None, sections=sections, seeds=[1]))
 
-    left, right = drawn[0].axes[0].get_xlim()
+    left, right = figures[0].axes[0].get_xlim()
     assert left < 0 < right
 
 
@@ -173,15 +169,16 @@ FLOPS = np.array([1.5, 3.1, 4.8, 5.8, 10, 14, 19, 30, 48, 57, 101, 189]) * 1e11
 LOSSES = {"GPT+": [(flops, [5 - flops / 1e13, 5.1]) for flops in FLOPS]}
 
 
-def drawn_trend(monkeypatch: pytest.MonkeyPatch, drawn: list, series: Any, value: str) -> Any:
+def drawn_trend(keep_figures: Any, series: Any, value: str) -> Any:
     """The figure of a trend, with its layout made."""
-    monkeypatch.setattr(trend, "save", lambda figure, path: drawn.append(figure))
+    figures = keep_figures(trend)
     points = {}
     for label, line in series.items():
         points[label] = [(x, Summary(y)) for x, y in line]
     trend.draw_trend(points, "parameters", value, Path("a.png"), {})
-    drawn[0].draw_without_rendering()
-    return drawn[0]
+    (figure,) = figures
+    figure.draw_without_rendering()
+    return figure
 
 
 def ticks_of(figure: Any) -> list[Any]:
@@ -195,9 +192,9 @@ def ticks_of(figure: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("series", "value"), [(RATES, "lr"), (LOSSES, "loss")])
 def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
-    monkeypatch, drawn, series, value: str
+    keep_figures, series, value: str
 ) -> None:
-    figure = drawn_trend(monkeypatch, drawn, series, value)
+    figure = drawn_trend(keep_figures, series, value)
 
     boxes = [tick.get_window_extent() for tick in ticks_of(figure)]
     for left, right in itertools.pairwise(boxes):
@@ -207,8 +204,8 @@ def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
     assert not legend.overlaps(figure.axes[0].get_window_extent())
 
 
-def test_arms_of_nearly_the_same_size_share_a_tick(monkeypatch, drawn) -> None:
-    figure = drawn_trend(monkeypatch, drawn, RATES, "lr")
+def test_arms_of_nearly_the_same_size_share_a_tick(keep_figures) -> None:
+    figure = drawn_trend(keep_figures, RATES, "lr")
 
     assert [tick.get_text() for tick in ticks_of(figure)] == ["130k", "1.31M"]
 
@@ -231,8 +228,8 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     assert cells == [*exponents, size_of_compute, loss_of_compute, irreducible_loss, n_runs]
 
 
-def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, drawn) -> None:
-    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, keep_figures) -> None:
+    figures = keep_figures(loss_gap)
     leads = {(64, 100): (0.5, 0.3), (64, 400): (-0.1, -0.2)}
     lost = (128, 100, 2)
 
@@ -257,7 +254,8 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, monkeypatch, d
 
     page = report(trained(folder, loss, **options))
 
-    assert [ax.get_title(loc="left") for ax in drawn[0].axes] == ["d 64", "d 128", "d 256"]
+    titles = [axes.get_title(loc="left") for axes in figures[0].axes]
+    assert titles == ["d 64", "d 128", "d 256"]
     rows = [row for row in page.rows if row[2:3] == ["anGPT"]]
     panels, *_ = zip(*rows, strict=True)
     assert panels == ("64", "64", "128", "128", "256", "256")
@@ -279,8 +277,8 @@ OTHER_BLOCKS: dict[str, Any] = {"settings": {"data.init_args.val_blocks": 64}}
 APART = UNTUNED_ARMS | {"angpt": UNTUNED_ARMS["angpt"] | OTHER_BLOCKS}
 
 
-def test_losses_on_other_tokens_have_no_gap(folder: Path, monkeypatch, drawn) -> None:
-    monkeypatch.setattr(loss_gap, "save", lambda figure, path: drawn.append(figure))
+def test_losses_on_other_tokens_have_no_gap(folder: Path, keep_figures) -> None:
+    figures = keep_figures(loss_gap)
 
     def loss(run, values, parameters, tokens):
         return 3.4 if run.arm.base == "gpt" else 3.3
@@ -298,7 +296,8 @@ def test_losses_on_other_tokens_have_no_gap(folder: Path, monkeypatch, drawn) ->
     assert len(rows) == 3
     for row in rows:
         assert row[5:] == ["–", "– (validated differently)"]
-    assert drawn == page.pictures == []
+    assert not figures
+    assert not page.pictures
 
 
 def onset_of(loss: float, level: float) -> float:
