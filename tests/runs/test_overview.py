@@ -9,14 +9,32 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
+from anlit.reporting.table import SafeConsole
 from anlit.runs.overview import SORT_KEYS, TAIL_BYTES
 
 LOGGED = "step,train/tokens,train/loss,train/learning_rate,train/tokens_per_second,val/loss"
+TRAINING_ROW = "9,10240,5.5,0.001,2000,"
+VALIDATION_ROW = "9,,,,,5.25"
+LAST_ROW = "19,20480,4.5,0.0005,2100,"
 
 
 def log(run: Path, *rows: str) -> None:
     """Write metrics with these rows, each `step,tokens,loss,rate,speed,val_loss`."""
     (run / "metrics.csv").write_text("\n".join([LOGGED, *rows, ""]))
+
+
+@pytest.fixture
+def print_table(capsys, monkeypatch):
+    """print_table(folder, width) → what `anlit runs` prints in a terminal of a width."""
+
+    def run(folder: Path, width: int) -> str:
+        monkeypatch.setattr("anlit.commands.runs.console", lambda: SafeConsole(width=width))
+        main(["runs", str(folder)])
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= width
+        return printed
+
+    return run
 
 
 def overviews(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict]:
@@ -27,7 +45,7 @@ def overviews(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -
 
 def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
     run = make_run("a", record={"status": "interrupted"})
-    log(run, "9,10240,5.5,0.001,2000,", "9,,,,,5.25", "19,20480,4.5,0.0005,2100,")
+    log(run, TRAINING_ROW, VALIDATION_ROW, LAST_ROW)
     os.utime(run / "metrics.csv", (0, 0))
 
     (overview,) = overviews(run.parent, capsys)
@@ -72,21 +90,24 @@ def test_a_run_without_metrics_is_listed(make_run, capsys) -> None:
 def test_only_the_end_of_long_metrics_is_read(make_run, capsys) -> None:
     run = make_run("a")
     long = ["1,10,9.0,0.1,1,9.0"] * TAIL_BYTES
-    log(run, *long, "5,20480,4.5,0.0005,2100,")
+    log(run, *long, LAST_ROW)
 
     (overview,) = overviews(run.parent, capsys)
 
-    assert (overview["step"], overview["train_loss"]) == (6, 4.5)
+    assert overview["step"] == 20
+    assert overview["train_loss"] == 4.5
 
 
 @pytest.mark.parametrize("key", SORT_KEYS)
 def test_runs_are_sorted_and_those_without_a_value_come_last(make_run, capsys, key) -> None:
-    for name, loss in (("a", "4.0"), ("b", "3.0"), ("c", "")):
+    losses = {"a": "4.0", "b": "3.0", "c": ""}
+    for name, loss in losses.items():
         log(make_run(name), f"9,10,{loss},,,{loss}")
+    without_metrics = make_run("d")
 
-    runs = overviews(make_run("d").parent, capsys, "--sort", key)
+    rows = overviews(without_metrics.parent, capsys, "--sort", key)
 
-    values = list(map(itemgetter(key), runs))
+    values = list(map(itemgetter(key), rows))
     n_missing = values.count(None)
     present = values[: len(values) - n_missing]
     assert None not in present
@@ -96,15 +117,14 @@ def test_runs_are_sorted_and_those_without_a_value_come_last(make_run, capsys, k
 @pytest.mark.parametrize(
     ("width", "columns"), [(80, {"changes", "val"}), (140, {"rate", "tokens"})]
 )
-def test_the_table_fits_its_terminal(make_run, capsys, monkeypatch, width, columns) -> None:
+def test_the_table_fits_its_terminal(make_run, print_table, width, columns) -> None:
     for seed in (1, 2):
-        log(make_run(f"a-run-with-a-long-name-{seed}", seed=seed), "9,10240,5.5,0.001,2000,5.25")
-    monkeypatch.setattr("anlit.commands.runs.console", lambda: console_of(width))
+        run = make_run(f"a-run-with-a-long-name-{seed}", seed=seed)
+        log(run, TRAINING_ROW, VALIDATION_ROW)
+    other_run = make_run("z", seed=3)
 
-    main(["runs", str(make_run("z", seed=3).parent)])
+    printed = print_table(other_run.parent, width)
 
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= width
     assert columns <= set(printed.split())
 
 
@@ -117,8 +137,11 @@ def test_a_run_has_its_name_and_tags_or_else_its_folder(make_run, capsys) -> Non
 
     unnamed, named = overviews(run.parent.parent, capsys, "--sort", "folder")
 
-    assert (unnamed["name"], unnamed["folder"], unnamed["tags"]) == ("a", "a", [])
-    assert (named["name"], named["folder"]) == ("wide", "b/c")
+    assert unnamed["name"] == "a"
+    assert unnamed["folder"] == "a"
+    assert unnamed["tags"] == []
+    assert named["name"] == "wide"
+    assert named["folder"] == "b/c"
     assert named["tags"] == ["baseline", "english"]
     assert named["changes"] == [], "a name is no setting"
 
@@ -150,29 +173,22 @@ def test_a_tag_that_no_run_has_is_one_sentence(make_run, refusal) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_names_and_tags_are_in_the_table_at_any_width(
-    make_run, capsys, monkeypatch, width: int
-) -> None:
-    """Of two runs of a name the folders are shown."""
-    log(make_run("first", record=NAMED), "999,10240,5.5,0.001,2000,5.25")
-    log(make_run("second", record={"name": "other"}, seed=2), "999,10240,5.5,0.001,2000,5.25")
-    log(make_run("again", record={"name": "other"}), "999,10240,5.5,0.001,2000,5.25")
-    monkeypatch.setattr("anlit.commands.runs.console", lambda: console_of(width))
+def test_names_and_tags_are_in_the_table_at_any_width(make_run, print_table, width: int) -> None:
+    """Runs that share a name are shown by their folders."""
+    same_name = {"name": "other"}
+    named = make_run("first", record=NAMED)
+    second = make_run("second", record=same_name, seed=2)
+    again = make_run("again", record=same_name)
+    for run in (named, second, again):
+        log(run, TRAINING_ROW, VALIDATION_ROW)
+    make_run("z")
 
-    main(["runs", str(make_run("z").parent)])
+    printed = print_table(named.parent, width)
 
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= width
     first_words = re.findall(r"^(\S+).*finished", printed, re.MULTILINE)
     assert sorted(first_words) == ["again", "second", "wide", "z"]
     assert "baseline" in printed
     assert ("first" in printed) is (width == 140)
-
-
-def console_of(width: int):
-    from anlit.reporting.table import SafeConsole
-
-    return SafeConsole(width=width)
 
 
 def test_a_damaged_run_is_one_sentence(make_run, refusal) -> None:

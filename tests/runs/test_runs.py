@@ -16,6 +16,7 @@ from tests.compare.conftest import ANGPT
 MakeRun = Callable[..., Path]
 
 ATTENTION = "model.init_args.attention"
+CALLBACKS = "trainer.callbacks"
 D_MODEL = "model.init_args.d_model"
 LR = "model.init_args.optimizer.init_args.lr"
 OPTIMIZER = "model.init_args.optimizer"
@@ -37,11 +38,14 @@ PATTERN = {
 
 
 def labels(*folders: Path) -> list[str]:
-    return [group.label for group in group_runs(map(load_run, folders))]
+    groups = group_runs(map(load_run, folders))
+    return [group.label for group in groups]
 
 
 def test_a_run_is_read(make_run: MakeRun) -> None:
-    run = load_run(make_run("a", model=ANGPT, seed=7, settings={ATTENTION: SCALE_INVARIANT}))
+    folder = make_run("a", model=ANGPT, seed=7, settings={ATTENTION: SCALE_INVARIANT})
+
+    run = load_run(folder)
 
     assert run.architecture == "anGPT"
     assert run.attention == "scale-invariant"
@@ -167,9 +171,10 @@ def test_attention_labels(spec: Any, label: str) -> None:
 def test_execution_paths_and_plain_attention_do_not_separate_runs(
     make_run: MakeRun, key: str, value: Any
 ) -> None:
-    folders = [make_run("a"), make_run("b", seed=2, settings={key: value})]
+    first = load_run(make_run("a"))
+    second = load_run(make_run("b", seed=2, settings={key: value}))
 
-    (group,) = group_runs(map(load_run, folders))
+    (group,) = group_runs([first, second])
 
     assert group.label == "GPT+, plain"
     assert [run.seed for run in group.counted] == [1, 2]
@@ -226,10 +231,14 @@ def test_a_label_is_the_name_that_all_seeds_share(
 
 def averaged(decay: float) -> dict[str, Any]:
     """A callback as config.yaml has it, with all its arguments."""
-    arguments = {"device": None, "use_buffers": True, "decay": decay, "update_every_n_steps": 1}
     return {
         "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
-        "init_args": arguments,
+        "init_args": {
+            "device": None,
+            "use_buffers": True,
+            "decay": decay,
+            "update_every_n_steps": 1,
+        },
     }
 
 
@@ -238,9 +247,9 @@ def test_labels_tell_the_arguments_of_callbacks_that_differ(make_run: MakeRun) -
         "class_path": "anlit.training.callbacks.BatchRamp",
         "init_args": {"schedule": {"0": 1, "8": 2}, "lr_scaling_method": "none"},
     }
-    slow = make_run("a", settings={"trainer.callbacks": [ramp, averaged(0.99)]})
-    fast = make_run("b", settings={"trainer.callbacks": [ramp, averaged(0.9)]})
-    alone = make_run("c", settings={"trainer.callbacks": [ramp]})
+    slow = make_run("a", settings={CALLBACKS: [ramp, averaged(0.99)]})
+    fast = make_run("b", settings={CALLBACKS: [ramp, averaged(0.9)]})
+    alone = make_run("c", settings={CALLBACKS: [ramp]})
 
     assert labels(slow, fast) == ["GPT+, plain, decay=0.99", "GPT+, plain, decay=0.9"]
     assert labels(slow, alone) == [
@@ -250,10 +259,12 @@ def test_labels_tell_the_arguments_of_callbacks_that_differ(make_run: MakeRun) -
 
 
 def test_two_callbacks_of_one_class_are_told_apart(make_run: MakeRun) -> None:
-    both = make_run("a", settings={"trainer.callbacks": [averaged(0.9), averaged(0.99)]})
-    first = make_run("b", settings={"trainer.callbacks": [averaged(0.9)]})
+    both = make_run("a", settings={CALLBACKS: [averaged(0.9), averaged(0.99)]})
+    first = make_run("b", settings={CALLBACKS: [averaged(0.9)]})
 
-    assert len({*labels(both, first)}) == 2
+    label_of_both, label_of_first = labels(both, first)
+
+    assert label_of_both != label_of_first
 
 
 def test_a_name_separates_no_runs_and_two_configurations_of_a_name_are_told_apart(
@@ -267,13 +278,13 @@ def test_a_name_separates_no_runs_and_two_configurations_of_a_name_are_told_apar
 
 
 def test_the_options_name_and_tags_are_no_settings(make_run: MakeRun) -> None:
-    settings = {"name": "wide", "tags": ["a"]}
+    unnamed = load_run(make_run("a"))
+    named = load_run(make_run("b", seed=2, settings={"name": "wide", "tags": ["a"]}))
 
-    folders = [make_run("a"), make_run("b", seed=2, settings=settings)]
+    (group,) = group_runs([unnamed, named])
 
-    (group,) = group_runs(map(load_run, folders))
-
-    assert not {"name", "tags"} & set(group.settings)
+    assert "name" not in group.settings
+    assert "tags" not in group.settings
 
 
 def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
@@ -286,10 +297,13 @@ def test_data_separate_runs_and_labels_tell_how(make_run: MakeRun) -> None:
 
 def test_many_settings_that_differ_give_distinct_labels(make_run: MakeRun) -> None:
     many = {f"model.init_args.{name}": 1 for name in "abcde"}
-    more = many | {LR: 1.0}
-    runs = [make_run("a"), make_run("b", settings=many), make_run("c", settings=more)]
+    few_settings = make_run("a")
+    many_settings = make_run("b", settings=many)
+    more_settings = make_run("c", settings=many | {LR: 1.0})
 
-    assert len({*labels(*runs)}) == 3
+    names = labels(few_settings, many_settings, more_settings)
+
+    assert len(set(names)) == 3
 
 
 def test_unfinished_runs_count_only_where_nothing_finished(make_run: MakeRun) -> None:
@@ -313,17 +327,20 @@ def test_an_interrupted_run_is_not_complete(make_run: MakeRun) -> None:
 
 def test_labels_of_two_sizes_at_two_rates_hold_size_and_rate(make_run: MakeRun) -> None:
     """Also where many other settings follow the size."""
-    pairs = [(32, 0.001), (32, 0.002), (64, 0.001), (64, 0.002)]
     folders = []
-    for size, rate in pairs:
-        settings = {f"model.init_args.{name}": size for name in ("a", "b", "d_ff", "n_heads")}
-        folders.append(make_run(f"{size}-{rate}", settings={**settings, D_MODEL: size, LR: rate}))
+    for size in (32, 64):
+        for rate in (0.001, 0.002):
+            settings = {LR: rate}
+            for name in ("a", "b", "d_ff", "d_model", "n_heads"):
+                settings[f"model.init_args.{name}"] = size
+            folders.append(make_run(f"{size}-{rate}", settings=settings))
 
     names = labels(*folders)
 
-    assert len({*names}) == 4
-    for label, (size, rate) in zip(names, pairs, strict=True):
-        assert f"lr={rate:g}" in label
+    assert len(set(names)) == 4
+    for label, folder in zip(names, folders, strict=True):
+        size, rate = folder.name.split("-")
+        assert f"lr={rate}" in label
         assert f"={size}" in label
 
 
@@ -366,4 +383,4 @@ def test_more_settings_than_a_label_holds_give_the_names_of_folders(make_run: Ma
     names = labels(*folders)
 
     assert names[1] == "GPT+, plain, a"
-    assert len({*names}) == 6
+    assert len(set(names)) == 6
