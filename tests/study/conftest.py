@@ -34,10 +34,9 @@ from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 TUNE = {"model.init_args.lr": [0.1, 0.2, 0.4]}
-UNTUNED_ARMS: dict[str, Any] = {
-    "gpt": {"title": "GPT+", "configs": ["gpt.yaml"]},
-    "angpt": {"title": "anGPT", "configs": ["angpt.yaml"]},
-}
+GPT_ARM: dict[str, Any] = {"title": "GPT+", "configs": ["gpt.yaml"]}
+ANGPT_ARM: dict[str, Any] = {"title": "anGPT", "configs": ["angpt.yaml"]}
+UNTUNED_ARMS = {"gpt": GPT_ARM, "angpt": ANGPT_ARM}
 
 
 def arms_with(**changes: Any) -> dict[str, Any]:

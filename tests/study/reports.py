@@ -48,28 +48,45 @@ def results(study: Study) -> StudyResults:
 
 
 class Page:
-    """A report in Markdown: its text, the rows of its tables, and the names of its pictures."""
+    """A report in Markdown: its text, the rows of its tables, and the names of its pictures.
+
+    `rows` are lists of cells, heads included. Other ways to a row give its cells by column.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text = path.read_text()
         self.pictures = re.findall(r"^!\[.*\]\((.*)\)$", self.text, re.MULTILINE)
         self.rows: list[list[str]] = []
+        self.rows_by_column: list[dict[str, str]] = []
+        head: list[str] = []
         for line in self.text.splitlines():
-            if line.startswith("|") and "---" not in line:
-                cells = re.sub(r"[`*]", "", line).strip("|").split("|")
-                self.rows.append(list(map(str.strip, cells)))
+            if not line.startswith("|"):
+                head = []
+            elif "---" not in line:
+                text = re.sub(r"[`*\\]", "", line)
+                cells = [cell.strip() for cell in text.strip("|").split("|")]
+                self.rows.append(cells)
+                if head:
+                    self.rows_by_column.append(dict(zip(head, cells, strict=True)))
+                else:
+                    head = cells
 
-    def rows_of(self, first: str, columns: int) -> list[list[str]]:
-        """The rows of tables with so many columns that begin with a text."""
+    def table(self, column: str) -> list[dict[str, str]]:
+        """The rows of tables with a column."""
+        return [row for row in self.rows_by_column if column in row]
+
+    def rows_of(self, beginning: str, column: str) -> list[dict[str, str]]:
+        """The rows that begin with a text, in tables with a column."""
         rows = []
-        for row in self.rows:
-            if row[0].startswith(first) and len(row) == columns:
+        for row in self.table(column):
+            first_cell, *_ = row.values()
+            if first_cell.startswith(beginning):
                 rows.append(row)
         return rows
 
-    def row(self, first: str, columns: int) -> list[str]:
-        return self.rows_of(first, columns)[0]
+    def row(self, beginning: str, column: str) -> dict[str, str]:
+        return self.rows_of(beginning, column)[0]
 
 
 def report(study: Study) -> Page:

@@ -29,10 +29,13 @@ from tests.study.annealing import (
     report,
     train,
 )
-from tests.study.conftest import UNTUNED_ARMS, first_points
+from tests.study.conftest import ANGPT_ARM, GPT_ARM, first_points
 from tests.study.reports import with_interval
 
 pytestmark = pytest.mark.usefixtures("unsaved")
+ANNEALED = "speed-up, annealed"
+CROSSING = "speed-up, crossing"
+DIFFERENCE = "minus the baseline's (95 %)"
 
 
 def test_the_section_recovers_the_speed_up_of_its_runs(folder: Path) -> None:
@@ -41,32 +44,37 @@ def test_the_section_recovers_the_speed_up_of_its_runs(folder: Path) -> None:
 
     page = report(study)
 
-    rows = page.rows_of("anGPT", 8)
+    rows = page.rows_of("anGPT", ANNEALED)
     exact = geometric_mean(list(SPEEDUPS.values()))
-    _, tokens, _, _, _, differences, speedups, _ = zip(*rows, strict=True)
-    assert tokens == ("205k", "410k", "819k", "1.64M")
-    assert speedups == (exact, exact, exact, "> 1.00")
-    assert rows[0][2] == f"{100 * TOKENS_PER_STEP / 10_000:.3g}"
-    losses = [law(100 * TOKENS_PER_STEP, SPEEDUPS["angpt", seed], seed) for seed in SEEDS]
-    assert rows[0][3] == f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}"
+    assert [row["tokens"] for row in rows] == ["205k", "410k", "819k", "1.64M"]
+    assert [row[ANNEALED] for row in rows] == [exact, exact, exact, "> 1.00"]
     assert f"At 819k tokens {exact}: ahead." in page.text
-    gaps = []
-    for seed in SEEDS:
-        tokens_at_end = 800 * TOKENS_PER_STEP
-        speedup = SPEEDUPS["angpt", seed]
-        gaps.append(law(tokens_at_end, speedup, seed) - law(tokens_at_end, 1.0, seed))
+    assert page.pictures[0] == "1-annealed.png"
+
+    shortest, *_, longest = rows
+    losses = annealed_losses("angpt", 100)
+    assert shortest["per parameter"] == f"{100 * TOKENS_PER_STEP / 10_000:.3g}"
+    assert shortest["annealed loss"] == f"{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}"
+
+    gaps = annealed_losses("angpt", 800) - annealed_losses("gpt", 800)
     low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
     difference = with_interval("+.4f", np.mean(gaps), low, high)
-    assert differences[-1] == difference
-    longest = f"At 1.64M tokens > 1.00: its loss minus the baseline's is {difference}."
-    assert longest in page.text
-    assert page.pictures[0] == "1-annealed.png"
+    assert longest[DIFFERENCE] == difference
+    sentence = f"At 1.64M tokens > 1.00: its loss minus the baseline's is {difference}."
+    assert sentence in page.text
+
+
+def annealed_losses(arm: str, n_steps: int) -> np.ndarray:
+    """The loss of each seed, by the law."""
+    losses = []
+    for seed in SEEDS:
+        speedup = SPEEDUPS.get((arm, seed), 1.0)
+        losses.append(law(n_steps * TOKENS_PER_STEP, speedup, seed))
+    return np.array(losses)
 
 
 @pytest.mark.parametrize("speedup", [1.3, 6.0])
-def test_the_crossing_is_that_of_the_whole_curves(
-    folder: Path, monkeypatch, speedup: float
-) -> None:
+def test_the_crossing_is_on_the_whole_curves(folder: Path, monkeypatch, speedup: float) -> None:
     """By hand, from the stable run until the branch and the annealed run behind it.
 
     At 1.3 the arm has the baseline's loss in its fall, at 6 in its stable run.
@@ -75,13 +83,15 @@ def test_the_crossing_is_that_of_the_whole_curves(
     study = annealed_study(folder, seeds=[1])
     train(study, folder / "out")
 
-    row = report(study).rows_of("anGPT", 8)[1]
+    _, at_200_steps, *_ = report(study).rows_of("anGPT", CROSSING)
 
     tokens = np.arange(20, 201, 20) * TOKENS_PER_STEP
-    loss = np.array([0.2 + law(x, speedup, 1) for x in tokens])
-    loss[-1] = law(tokens[-1], speedup, 1)
-    target = law(tokens[-1], 1.0, 1)
-    assert row[7] == f"{tokens[-1] / np.interp(-target, -loss, tokens):.2f}"
+    stable_losses = 0.2 + law(tokens[:-1], speedup, 1)
+    end = tokens[-1]
+    losses = np.append(stable_losses, law(end, speedup, 1))
+    target = law(end, 1.0, 1)
+    crossing = np.interp(-target, -losses, tokens)
+    assert at_200_steps[CROSSING] == f"{end / crossing:.2f}"
 
 
 RAMP = {
@@ -100,8 +110,12 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
         "trainer.accumulate_grad_batches": 4,
         "trainer.callbacks+": [RAMP],
     }
-    shared = {"configs": ["common.yaml"], "settings": settings}
-    study = annealed_study(folder, seeds=[1], shared=shared, anneal={"max_steps": [200, 400]})
+    changes = {
+        "seeds": [1],
+        "shared": {"configs": ["common.yaml"], "settings": settings},
+        "anneal": {"max_steps": [200, 400]},
+    }
+    study = annealed_study(folder, **changes)
     points = first_points(study)
     for run in plan_runs(study, points):
         n_steps = run.settings["trainer.max_steps"]
@@ -112,13 +126,14 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
             losses[n_micro_batches * TOKENS_PER_STEP] = loss
         config = merge_configuration(run)
         write_run(folder / "out" / run.name, config, {"parameters": 1}, losses)
+    results = read_results(study, Path("out"))
 
-    arm = annealed_results.read_arm(read_results(study, Path("out")), study.arms[0])
+    arm = annealed_results.read_arm(results, study.arms[0])
 
     curve = arm.curves["seed=1"][200]
     assert curve is not None
-    expected = [*range(10, 101, 10), *range(140, 501, 40)]
-    assert (curve.tokens / TOKENS_PER_STEP).tolist() == expected
+    n_micro_batches = curve.tokens / TOKENS_PER_STEP
+    assert n_micro_batches.tolist() == [*range(10, 101, 10), *range(140, 501, 40)]
     assert curve.loss.tolist() == [0.0] * 16 + [1.0] * 4, "the stable run until the branch"
 
 
@@ -151,28 +166,31 @@ def test_the_console_and_the_record_have_the_annealed_speed_ups(folder: Path) ->
     printed = console.export_text()
     assert max(map(len, printed.splitlines())) <= 80
     assert "2 of 3 seeds" in printed
-    raw = json.loads((folder / "out" / "report.json").read_text())["annealed"]
-    at_100, _, at_400, at_800 = raw[0]["points"]
+    record = json.loads((folder / "out" / "report.json").read_text())
+    (comparison,) = record["annealed"]
+    at_100, _, at_400, at_800 = comparison["points"]
     assert at_100["speedup_annealed"] == pytest.approx([*SPEEDUPS.values()])
     assert at_400["speedup_annealed"][1] is None
     assert len(at_800["losses"]) == 2
     assert at_800["bounds"] == [">"]
     assert at_800["test"] is None, "a bound has no interval"
-    gaps = np.subtract(at_100["losses"], at_100["baseline_losses"])
-    assert at_100["loss_difference"]["difference"] == pytest.approx(gaps.mean())
+    mean_gap = np.mean(at_100["losses"]) - np.mean(at_100["baseline_losses"])
+    assert at_100["loss_difference"]["difference"] == pytest.approx(mean_gap)
 
 
 def test_curves_of_other_validation_tokens_are_not_compared(folder: Path) -> None:
     other_tokens = {"settings": {"data.init_args.val_blocks": 64}}
-    angpt = UNTUNED_ARMS["angpt"] | other_tokens
-    study = annealed_study(folder, arms=UNTUNED_ARMS | {"angpt": angpt})
+    arms = {"gpt": GPT_ARM, "angpt": ANGPT_ARM | other_tokens}
+    study = annealed_study(folder, arms=arms)
     train(study, folder / "out")
 
-    rows = report(study).rows_of("anGPT", 8)
+    rows = report(study).rows_of("anGPT", ANNEALED)
 
+    assert len(rows) == 4
     for row in rows:
-        assert row[5] == "–"
-        assert row[6] == row[7] == "– (validated differently)"
+        assert row[DIFFERENCE] == "–"
+        assert row[ANNEALED] == "– (validated differently)"
+        assert row[CROSSING] == "– (validated differently)"
 
 
 def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
@@ -183,21 +201,23 @@ def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
 
     page = report(study)
 
-    rows = page.rows_of("anGPT", 8)
+    rows = page.rows_of("anGPT", ANNEALED)
     assert len(rows) == 4
-    for _, tokens, per_parameter, loss, _, difference, annealed_speedup, crossing in rows:
-        assert tokens == per_parameter == loss == difference == annealed_speedup == "–"
-        assert crossing == "not reached"
+    for row in rows:
+        for column in ("tokens", "per parameter", "annealed loss", DIFFERENCE, ANNEALED):
+            assert row[column] == "–"
+        assert row[CROSSING] == "not reached"
     assert "anGPT: fewer than two lengths have a value on every seed" in page.text
 
 
 def test_runs_without_an_annealed_loss_are_named(folder: Path) -> None:
-    """One diverged; one was stopped before its rate was 0, and its last loss is no annealed one."""
+    """A run diverged. The last loss of a run that was stopped early is no annealed loss."""
     study = annealed_study(folder)
     train(study, folder / "out")
     diverged = next(folder.glob("out/angpt_seed=1_annealed=100*"))
-    table = (diverged / "metrics.csv").read_text().splitlines()
-    (diverged / "metrics.csv").write_text("\n".join([*table[:-1], "19,,nan,204800,1,nan", ""]))
+    metrics = diverged / "metrics.csv"
+    *rows, _ = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*rows, "19,,nan,204800,1,nan", ""]))
     stopped = next(folder.glob("out/angpt_seed=2_annealed=200*"))
     record = json.loads((stopped / "run.json").read_text())
     early = {"stopped_early": "190 of 200 steps, by Timer"}
@@ -205,14 +225,18 @@ def test_runs_without_an_annealed_loss_are_named(folder: Path) -> None:
 
     page = report(study)
 
-    at_100, at_200, _, _ = page.rows_of("anGPT", 8)
-    assert at_100[3] == at_100[6] == at_200[3] == at_200[6] == "2 of 3 seeds"
+    at_100, at_200, _, _ = page.rows_of("anGPT", ANNEALED)
+    for row in (at_100, at_200):
+        assert row["annealed loss"] == "2 of 3 seeds"
+        assert row[ANNEALED] == "2 of 3 seeds"
     names = f"{diverged.name} (failed), {stopped.name} (ended early, after 190 of 200"
     assert f"- LOST {names}" in page.text.replace("\\", "")
 
 
 def test_before_any_annealed_run_the_section_says_so(folder: Path) -> None:
-    assert "No pair of annealed runs has finished yet." in report(annealed_study(folder)).text
+    page = report(annealed_study(folder))
+
+    assert "No pair of annealed runs has finished yet." in page.text
 
 
 def test_the_picture_has_exact_values_bounds_and_crossings(folder: Path, keep_figures) -> None:
@@ -224,9 +248,9 @@ def test_the_picture_has_exact_values_bounds_and_crossings(folder: Path, keep_fi
 
     losses, speedups = figures[0].axes
     baseline, arm = losses.get_lines()
-    for length, mean in zip(LENGTHS, baseline.get_ydata(), strict=True):
-        expected = [law(length * TOKENS_PER_STEP, 1, seed) for seed in SEEDS]
-        assert mean == pytest.approx(np.mean(expected))
+    for n_steps, mean in zip(LENGTHS, baseline.get_ydata(), strict=True):
+        expected = annealed_losses("gpt", n_steps).mean()
+        assert mean == pytest.approx(expected)
     assert all(arm.get_ydata() < baseline.get_ydata())
     bound, exact, *_caps, crossing, line_at_one = speedups.get_lines()
     mean = stats.gmean(list(SPEEDUPS.values()))
@@ -238,17 +262,20 @@ def test_the_picture_has_exact_values_bounds_and_crossings(folder: Path, keep_fi
 
 def test_intervals_of_several_arms_stand_side_by_side(folder: Path, keep_figures) -> None:
     figures = keep_figures(annealed)
-    ngpt = UNTUNED_ARMS["angpt"] | {"title": "nGPT"}
-    study = annealed_study(folder, arms=UNTUNED_ARMS | {"ngpt": ngpt})
+    arms = {"gpt": GPT_ARM, "angpt": ANGPT_ARM, "ngpt": ANGPT_ARM | {"title": "nGPT"}}
+    study = annealed_study(folder, arms=arms)
     train(study, folder / "out")
 
     annealed.annealed(read_results(study, Path("out")), {})
 
     _, speedups = figures[0].axes
-    angpt, ngpt_tokens = (container.lines[0].get_xdata()[:3] for container in speedups.containers)
-    assert all(angpt < ngpt_tokens)
-    middles = np.sqrt(angpt * ngpt_tokens)
-    assert middles == pytest.approx(np.array(LENGTHS[:3]) * TOKENS_PER_STEP)
+    angpt, ngpt = speedups.containers
+    angpt_tokens = angpt.lines[0].get_xdata()[:3]
+    ngpt_tokens = ngpt.lines[0].get_xdata()[:3]
+    assert all(angpt_tokens < ngpt_tokens)
+    middles = np.sqrt(angpt_tokens * ngpt_tokens)
+    tokens = np.array(LENGTHS[:3]) * TOKENS_PER_STEP
+    assert middles == pytest.approx(tokens)
 
 
 def test_a_wide_interval_does_not_flatten_the_picture(
@@ -262,11 +289,12 @@ def test_a_wide_interval_does_not_flatten_the_picture(
     annealed.annealed(read_results(study, Path("out")), {})
 
     _, speedups = figures[0].axes
-    mean = stats.gmean([0.7, SPEEDUPS["angpt", 2]])
-    _, high = stats.ttest_1samp(np.log([0.7, SPEEDUPS["angpt", 2]]), 0).confidence_interval()
+    of_seeds = [0.7, SPEEDUPS["angpt", 2]]
+    mean = stats.gmean(of_seeds)
+    _, high = stats.ttest_1samp(np.log(of_seeds), 0).confidence_interval()
+    bottom, top = speedups.get_ylim()
     assert np.exp(high) > 50
-    low, high = speedups.get_ylim()
-    assert low < mean < 1 < high < 2
+    assert bottom < mean < 1 < top < 2
 
 
 def test_a_recomputed_report_still_says_that_its_comparisons_are_of_stable_runs(
@@ -281,5 +309,6 @@ def test_a_recomputed_report_still_says_that_its_comparisons_are_of_stable_runs(
     assert main(["--recompute", "out"]) == 0
 
     recomputed = (folder / "out" / "report.md").read_text()
-    assert recomputed.count(sentence) == text.count(sentence) == 1
+    assert text.count(sentence) == 1
+    assert recomputed.count(sentence) == 1
     assert len(recomputed.splitlines()) == len(text.splitlines())

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from anlit.io.write import write_json
 from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.state import note_end, note_start
-from tests.study.conftest import UNTUNED_ARMS, changed_study, write_configs
+from tests.study.conftest import GPT_ARM, UNTUNED_ARMS, changed_study, write_configs
 from tests.study.reports import (
     ANGPT_LOSSES,
     COMMAND,
@@ -55,18 +56,19 @@ def test_losses_and_speed_ups_are_those_of_the_run_folders(page: Page) -> None:
     interval = stats.ttest_1samp(np.log(ratios), 0).confidence_interval()
     low, high = np.exp(interval)
 
-    _, seeds, _, loss, _, _, _, speed_up, *_ = page.row("anGPT", 11)
+    row = page.row("anGPT", "speed-up, tokens")
 
-    assert seeds == "3"
-    assert loss == f"{fmean(ANGPT_LOSSES):.4f} ± {stdev(ANGPT_LOSSES):.4f}"
-    assert speed_up == with_interval(".2f", stats.gmean(ratios), low, high)
+    assert row["seeds"] == "3"
+    assert row["validation loss"] == f"{fmean(ANGPT_LOSSES):.4f} ± {stdev(ANGPT_LOSSES):.4f}"
+    assert row["speed-up, tokens"] == with_interval(".2f", stats.gmean(ratios), low, high)
 
 
 def test_the_test_of_losses_is_a_paired_t_test(page: Page) -> None:
     test = stats.ttest_rel(ANGPT_LOSSES, GPT_LOSSES)
+    low, high = test.confidence_interval()
 
     difference = fmean(ANGPT_LOSSES) - fmean(GPT_LOSSES)
-    shown = with_interval("+.4f", difference, *test.confidence_interval())
+    shown = with_interval("+.4f", difference, low, high)
     p = f"p = {test.pvalue:.4f}"
     verdict = f"significant by the paired t-test, n = 3, {p}, Holm {p}; speed-up"
     assert f", {shown} from the baseline: {verdict}" in page.text
@@ -84,16 +86,20 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
     """
 
     def loss(run, *values):
-        if (run.arm.base, run.seed.name) == ("angpt", "seed=2"):
+        if run.arm.base == "angpt" and run.seed.name == "seed=2":
             return LOST[ending]
         return final(run, *values)
 
+    width = {"d": {64: {"model.init_args.d_model": 64}}}
+    trend = {"trend": {"over": "d"}}
     gap = {"loss_gap": {"baseline": "gpt", "each": "d"}}
-    sections = ["convergence", {"trend": {"over": "d"}}, gap]
-    vary = {"d": {64: {"model.init_args.d_model": 64}}}
-    shared = {"vary": vary, "configs": ["common.yaml"]}
-    options = {"arms": UNTUNED_ARMS, "shared": shared, "baseline": "gpt_d=64"}
-    study = trained(folder, loss, sections=sections, **options)
+    options = {
+        "arms": UNTUNED_ARMS,
+        "shared": {"vary": width, "configs": ["common.yaml"]},
+        "baseline": "gpt_d=64",
+        "sections": ["convergence", trend, gap],
+    }
+    study = trained(folder, loss, **options)
     (lost_folder,) = folder.glob("out/angpt*seed=2*")
     if ending == "killed":
         (lost_folder / "config.yaml").unlink()
@@ -103,16 +109,21 @@ def test_a_seed_that_is_lost_counts_and_is_named(folder: Path, ending: str) -> N
 
     page = report(study)
 
-    row = page.row("anGPT", 11)
-    assert [row[1], row[3], row[7]] == ["2 of 3", "2 of 3 seeds", "2 of 3 seeds"]
+    convergence_row = page.row("anGPT", "bits per byte")
+    assert convergence_row["seeds"] == "2 of 3"
+    assert convergence_row["validation loss"] == "2 of 3 seeds"
+    assert convergence_row["speed-up, tokens"] == "2 of 3 seeds"
     assert f"LOST {lost_folder.name} (failed" in page.text.replace("\\", "")
     assert "has a loss on 2 of 3 seeds only; speed-up 2 of 3 seeds in tokens" in page.text
     assert ["anGPT", "64", "2 of 3 seeds"] in page.rows, "the trend"
-    gap_cells = page.row("64", 7)[3:]
-    assert gap_cells == ["2 of 3", "3.5067 ± 0.0208", "2 of 3 seeds", "2 of 3 seeds"]
+    (gap_row,) = page.table("baseline's loss")
+    assert gap_row["seeds"] == "2 of 3"
+    assert gap_row["baseline's loss"] == "3.5067 ± 0.0208"
+    assert gap_row["minus the baseline's (95 %)"] == "2 of 3 seeds"
+    assert gap_row["speed-up, tokens"] == "2 of 3 seeds"
     assert "2 of 3" in printed_summary(study)
     assert main(["--recompute", "out"]) == 0
-    assert Page(page.path).row("anGPT", 11) == row
+    assert Page(page.path).row("anGPT", "bits per byte") == convergence_row
 
 
 @pytest.mark.usefixtures("unsaved")
@@ -135,7 +146,15 @@ def test_in_the_midst_of_tuning_no_point_is_the_best_yet(folder: Path) -> None:
 
     page = report(study)
 
-    assert page.row("GPT+", 7) == ["GPT+", "2 of 3", "1", "so far lr=0.2", "3.4000", "–", "–"]
+    assert page.row("GPT+", "best setting") == {
+        "arm": "GPT+",
+        "runs done": "2 of 3",
+        "failed": "1",
+        "best setting": "so far lr=0.2",
+        "its loss": "3.4000",
+        "second best": "–",
+        "edge of the grid": "–",
+    }
     assert "NOT ENDED: GPT+ (its tuning)." in page.text
     assert "The baseline, GPT+, has no finished run yet, so nothing is compared." in page.text
 
@@ -143,7 +162,9 @@ def test_in_the_midst_of_tuning_no_point_is_the_best_yet(folder: Path) -> None:
 @pytest.mark.usefixtures("unsaved")
 def test_an_arm_without_a_comparable_run_is_named(folder: Path) -> None:
     def loss(run, *values):
-        return math.nan if run.arm.base == "angpt" else final(run, *values)
+        if run.arm.base == "angpt":
+            return math.nan
+        return final(run, *values)
 
     page = report(trained(folder, loss))
 
@@ -152,23 +173,27 @@ def test_an_arm_without_a_comparable_run_is_named(folder: Path) -> None:
 
 def test_tuning_names_the_best_the_failed_and_the_edges(page: Page) -> None:
     gpt = ["GPT+", "3 of 3", "1", "lr=0.2", "3.4000", "3.6000", "inside the grid"]
-    angpt = ["anGPT", "3 of 3", "1", "lr=0.2", "3.4000"]
+    angpt = page.row("anGPT", "best setting")
     failed = ["anGPT", "lr=0.4", "–", "failed UserError: the loss became NaN"]
     reason = "diverged: its last validation loss is not finite"
     diverged = ["GPT+", "lr=0.1", "–", f"failed {reason}"]
 
     assert gpt in page.rows
-    assert page.row("anGPT", 7)[:5] == angpt
+    assert angpt["runs done"] == "3 of 3"
+    assert angpt["failed"] == "1"
+    assert angpt["best setting"] == "lr=0.2"
+    assert angpt["its loss"] == "3.4000"
     assert failed in page.rows
     assert diverged in page.rows
-    assert page.row("angpt_lr=0.4", 2)[1] == "UserError: the loss became NaN"
+    assert page.row("angpt_lr=0.4", "why")["why"] == "UserError: the loss became NaN"
 
 
 def test_the_page_travels_alone(page: Page) -> None:
     html = page.path.with_suffix(".html").read_text()
 
     assert html.count("<tr>") == len(page.rows)
-    assert html.count('src="data:image/png;base64,') == len(page.pictures) == 1
+    assert len(page.pictures) == 1
+    assert html.count('src="data:image/png;base64,') == 1
     assert "://" not in re.sub(r"data:image[^\"]*", "", html)
 
 
@@ -182,13 +207,17 @@ def test_the_page_names_the_origin_of_its_numbers(page: Page, text: str) -> None
 def test_the_record_has_all_runs_and_their_curves(page: Page) -> None:
     raw = json.loads(page.path.with_suffix(".json").read_text())
 
-    assert raw["selected"] == {"gpt": {"lr": 0.2}, "angpt": {"lr": 0.2}}
+    assert raw["selected"]["gpt"] == {"lr": 0.2}
+    assert raw["selected"]["angpt"] == {"lr": 0.2}
     (comparison,) = raw["comparisons"]
-    assert len(raw["measured"]) == len(raw["runs"]) == 2 * 3 + len(comparison["runs"])
+    n_runs = 2 * 3 + len(comparison["runs"])
+    assert len(raw["measured"]) == n_runs
+    assert len(raw["runs"]) == n_runs
     losses: dict[str, list[float]] = {"GPT+": [], "anGPT": []}
     for name in comparison["runs"]:
         run = raw["measured"][name]
-        losses[run["counted_in"]].append(run["curve"]["loss"][-1])
+        *_, final_loss = run["curve"]["loss"]
+        losses[run["counted_in"]].append(final_loss)
     assert losses["GPT+"] == GPT_LOSSES
     assert losses["anGPT"] == ANGPT_LOSSES
 
@@ -202,27 +231,35 @@ def recorded(page: Page, tmp_path: Path) -> Path:
     return folder
 
 
+def groups_of(record: Any) -> list[dict[str, Any]]:
+    """The configurations of the only comparison."""
+    (comparison,) = record["comparisons"]
+    return comparison["groups"]
+
+
 def test_a_recorded_report_is_computed_again_from_its_curves(recorded: Path) -> None:
-    record = json.loads((recorded / "report.json").read_text())
-    text = (recorded / "report.md").read_text()
-    speedup = record["comparisons"][0]["groups"][1]["speedup_tokens"]
+    file = recorded / "report.json"
+    page = recorded / "report.md"
+    record = json.loads(file.read_text())
+    text = page.read_text()
+    speedup = groups_of(record)[1]["speedup_tokens"]
     expected = speedup["values"]
     speedup["values"] = [9.0]
-    write_json(recorded / "report.json", record)
-    (recorded / "report.md").write_text(text.replace("speed-up", "velocity"))
+    write_json(file, record)
+    page.write_text(text.replace("speed-up", "velocity"))
 
     assert main(["--recompute", str(recorded)]) == 0
 
-    (comparison,) = json.loads((recorded / "report.json").read_text())["comparisons"]
-    values = comparison["groups"][1]["speedup_tokens"]["values"]
+    recomputed = json.loads(file.read_text())
+    values = groups_of(recomputed)[1]["speedup_tokens"]["values"]
     assert values == pytest.approx(expected, rel=1e-5)
-    assert (recorded / "report.md").read_text() == text
+    assert page.read_text() == text
     assert (recorded / "1-convergence.png").is_file()
 
 
 def test_a_record_with_two_groups_of_a_label_is_refused(recorded: Path) -> None:
     record = json.loads((recorded / "report.json").read_text())
-    first, second = record["comparisons"][0]["groups"]
+    first, second = groups_of(record)
     second["label"] = first["label"]
     write_json(recorded / "report.json", record)
 
@@ -276,7 +313,9 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
 
     gpt = ["GPT+", "lr=0.1", "3", "3.1000", "±", "0.0000", "1.00"]
     assert words_of_line(printed, "GPT+ ") == gpt
-    assert words_of_line(printed, "anGPT ")[1:3] == ["lr=0.1", "3"]
+    _, setting, seeds, *_ = words_of_line(printed, "anGPT ")
+    assert setting == "lr=0.1"
+    assert seeds == "3"
     edge = "lr 0.1 is the smallest of 3"
     assert f"note: gpt: {edge}" in printed
     assert edge in report(study).text
@@ -284,38 +323,32 @@ def test_the_printed_table_and_every_report_name_the_winning_settings(folder: Pa
 
 def test_the_printed_table_names_the_baseline_of_each_speed_up(folder: Path) -> None:
     arms = UNTUNED_ARMS | {
-        "slow": UNTUNED_ARMS["gpt"] | {"title": "slow"},
-        "quick": UNTUNED_ARMS["gpt"] | {"title": "quick"},
+        "slow": GPT_ARM | {"title": "slow"},
+        "quick": GPT_ARM | {"title": "quick"},
     }
     comparisons = [
         {"title": "first", "baseline": "gpt", "arms": ["gpt", "angpt"]},
         {"title": "second", "baseline": "slow", "arms": ["slow", "quick"]},
     ]
     losses = {"gpt": 3.5, "angpt": 3.3, "slow": 4.0, "quick": 3.0}
-    study = trained(
-        folder,
-        lambda run, *_: losses[run.arm.base],
-        arms=arms,
-        baseline=None,
-        comparisons=comparisons,
-        sections=["convergence"],
-    )
+    options = {"comparisons": comparisons, "sections": ["convergence"], "baseline": None}
+    study = trained(folder, lambda run, *_: losses[run.arm.base], arms=arms, **options)
 
     printed = printed_summary(study)
 
     head, _, _ = printed.partition("─")
-    assert {"over", "GPT+"} < {*head.split()}
-    lines = printed.splitlines()
-    (quick,) = [number for number, line in enumerate(lines) if line.startswith("quick")]
-    assert lines[quick + 1].split() == ["over", "slow"]
-    (angpt,) = [number for number, line in enumerate(lines) if line.startswith("anGPT")]
-    assert "over" not in lines[angpt + 1]
+    words_of_head = head.split()
+    assert "over" in words_of_head
+    assert "GPT+" in words_of_head
+    assert re.search(r"^quick.*\n +over slow *$", printed, re.MULTILINE)
+    assert re.search(r"^anGPT.*\n(?! +over)", printed, re.MULTILINE)
 
 
 def test_the_printed_table_has_no_speed_up_of_an_arm_that_has_not_ended(folder: Path) -> None:
     study = trained(folder, lambda *_: 3.0, arms=UNTUNED_ARMS, sections=["convergence"])
     for file in folder.glob("out/angpt*/run.json"):
-        write_json(file, json.loads(file.read_text()) | {"status": "interrupted"})
+        record = json.loads(file.read_text())
+        write_json(file, record | {"status": "interrupted"})
 
     printed = printed_summary(study)
 
