@@ -38,14 +38,18 @@ def _write(folder: Path, run: PlannedRun, final: Final) -> None:
     for point in (run.arm.varied, run.point, run.seed):
         values |= point.shown
     loss = final(run, values, cost.parameters, cost.tokens)
-    record = {"parameters": int(cost.parameters), "command": f"anlit fit --run_dir={folder.name}"}
-    tokens = SHARE * cost.tokens
-    losses = curve_to(loss)
+    record = {
+        "parameters": int(cost.parameters),
+        "command": f"anlit fit --run_dir={folder.name}",
+    }
+    losses_by_tokens = {}
     if np.isnan(loss):
         record |= {"status": "failed", "error": "UserError: the loss became NaN"}
-        tokens = losses = np.array([])
-    elif np.isinf(loss):
-        losses = curve_to(2.0)
-        losses[-1] = np.nan
-    losses_by_tokens = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
+    else:
+        tokens = SHARE * cost.tokens
+        losses = curve_to(loss)
+        if np.isinf(loss):
+            losses = curve_to(2.0)
+            losses[-1] = np.nan
+        losses_by_tokens = dict(zip(tokens.tolist(), losses.tolist(), strict=True))
     write_run(folder, merge_configuration(run), record, losses_by_tokens)

@@ -20,6 +20,7 @@ from anlit.study.report import print_summary, write_report
 from anlit.study.results import read_results
 from anlit.study.search import Search, draw_points
 from tests.study.conftest import (
+    GPT_ARM,
     UNTUNED_ARMS,
     Launch,
     arms_with,
@@ -43,16 +44,23 @@ LINES: dict[str, Any] = {
 }
 
 
-def labels(lines: dict[str, Any], method: str, draws: int, seed: int = 0) -> list[str]:
-    """The settings of each draw in words."""
+RATE_ARM = {"configs": ["gpt.yaml"], "tune": {RATE: LOG}}
+
+
+def draw(lines: dict[str, Any], draws: int, method: str = "sobol", seed: int = 0) -> Any:
+    """The points of a search over some lines."""
     points, _ = draw_points(lines, Search(method, draws, seed), "here")
+    return points
+
+
+def labels(points: Any) -> list[str]:
+    """The settings of each draw in words."""
     return attributes(points, "label")
 
 
 def values(lines: dict[str, Any], name: str, draws: int) -> list[Any]:
     """The value of a setting in each draw by Sobol."""
-    points, _ = draw_points(lines, Search("sobol", draws), "here")
-    return [point.shown[name] for point in points]
+    return [point.shown[name] for point in draw(lines, draws)]
 
 
 def searched(folder: Path, draws: int = 8, **changes: Any) -> Study:
@@ -64,23 +72,26 @@ def searched(folder: Path, draws: int = 8, **changes: Any) -> Study:
 @pytest.mark.parametrize("method", ["sobol", "random"])
 @pytest.mark.parametrize("fewer", [1, 5, 8])
 def test_further_draws_keep_the_earlier(method: str, fewer: int) -> None:
-    draws = labels(LINES, method, 16)
+    draws = labels(draw(LINES, 16, method))
+    fewer_draws = labels(draw(LINES, fewer, method))
 
     assert len(set(draws)) == 16
-    assert labels(LINES, method, fewer) == draws[:fewer]
+    assert fewer_draws == draws[:fewer]
 
 
 def test_draws_are_scipys_points_on_the_scales_of_the_ranges() -> None:
-    random = np.random.default_rng(7)
-    shares = qmc.Sobol(3, scramble=True, rng=random).random(16)
+    sampler = qmc.Sobol(3, scramble=True, rng=np.random.default_rng(7))
+    shares = sampler.random(16)
 
-    points, _ = draw_points(LINES, Search("sobol", 16, seed=7), "here")
+    points = draw(LINES, 16, seed=7)
 
     for share, point in zip(shares.tolist(), points, strict=True):
-        lr, norm, warmup = share
-        assert point.settings["model.lr"] == pytest.approx(1e-3 * 30**lr, rel=5e-3)
-        assert point.settings["model.warmup"] == pytest.approx(0.4 * warmup, abs=5e-4)
-        assert point.settings["model.norm"] is (norm < 0.5)
+        share_of_lr, share_of_norm, share_of_warmup = share
+        lr = 1e-3 * 30**share_of_lr
+        assert point.settings["model.lr"] == pytest.approx(lr, rel=5e-3)
+        warmup = 0.4 * share_of_warmup
+        assert point.settings["model.warmup"] == pytest.approx(warmup, abs=5e-4)
+        assert point.settings["model.norm"] is (share_of_norm < 0.5)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +103,16 @@ def test_draws_are_scipys_points_on_the_scales_of_the_ranges() -> None:
 )
 def test_draws_stay_what_they_were(method: str, first: list[str]) -> None:
     """Names of run folders follow from them, also with later versions of scipy and numpy."""
-    points, _ = draw_points(LINES, Search(method, 2, 0), "here")
+    points = draw(LINES, 2, method)
 
     assert attributes(points, "name") == first
 
 
 def test_seeds_have_other_draws() -> None:
-    draws = set(labels(LINES, "sobol", 8, seed=0))
-    other_draws = set(labels(LINES, "sobol", 8, seed=1))
+    draws = labels(draw(LINES, 8, seed=0))
+    other_draws = labels(draw(LINES, 8, seed=1))
 
-    assert draws.isdisjoint(other_draws)
+    assert set(draws).isdisjoint(other_draws)
 
 
 def test_a_line_with_one_value_does_not_change_the_draws_of_others() -> None:
@@ -115,7 +126,9 @@ def test_sobols_draws_are_even_in_every_line() -> None:
     rates = values(LINES, "lr", 8)
     norms = values(LINES, "norm", 8)
 
-    eighths = [int(8 * math.log(rate / 1e-3, 30)) for rate in rates]
+    logarithms = np.log(np.array(rates) / 1e-3)
+    shares = logarithms / math.log(30)
+    eighths = np.floor(8 * shares)
     assert sorted(eighths) == list(range(8))
     assert norms.count(True) == 4
 
@@ -123,9 +136,9 @@ def test_sobols_draws_are_even_in_every_line() -> None:
 @pytest.mark.filterwarnings("error")
 def test_a_number_of_draws_between_powers_of_two_takes_the_first() -> None:
     """scipy warns of other numbers than powers of two."""
-    draws = labels(LINES, "sobol", 12)
+    draws = labels(draw(LINES, 12))
 
-    assert draws == labels(LINES, "sobol", 16)[:12]
+    assert draws == labels(draw(LINES, 16))[:12]
     assert "the first of 16; Sobol's points are even at 8 and 16" in Search("sobol", 12).label
     assert Search("sobol", 16).label == "16 draws by sobol, seed 0"
 
@@ -152,52 +165,61 @@ def test_a_draw_stays_in_its_range_and_its_name_is_short() -> None:
     eps_range = {"low": 1.234e-9, "high": 0.8, "scale": "log"}
     lines = {"model.beta": beta_range, "model.eps": eps_range}
 
-    points, ranges = draw_points(lines, Search("random", 200), "here")
+    points = draw(lines, 200, "random")
 
     for point in points:
-        for search_range in ranges:
-            assert search_range.low <= point.shown[search_range.name] <= search_range.high
+        assert 0.98765 <= point.shown["beta"] <= 0.99999
+        assert 1.234e-9 <= point.shown["eps"] <= 0.8
         assert len(point.name) <= len("beta=0.98765_eps=1.234e-09")
-    assert len({point.shown["beta"] for point in points}) > 50
+    betas = {point.shown["beta"] for point in points}
+    assert len(betas) > 50
 
 
 def test_equal_draws_are_drawn_again() -> None:
     lines = {"model.depth": {"low": 1, "high": 5}}
 
-    assert sorted(values(lines, "depth", 5)) == [1, 2, 3, 4, 5]
+    depths = values(lines, "depth", 5)
+
+    assert sorted(depths) == [1, 2, 3, 4, 5]
     with pytest.raises(UserError, match=r"here has 5 different settings, and search\.draws is 6"):
-        draw_points(lines, Search("sobol", 6), "here")
+        draw(lines, 6)
 
 
 def test_arms_with_the_same_ranges_have_the_same_draws(folder: Path) -> None:
     study = searched(folder)
 
     gpt, angpt = study.arms
-    assert attributes(gpt.points, "name") == attributes(angpt.points, "name")
+    assert labels(gpt.points) == labels(angpt.points)
     names = attributes(study.tuning_runs(), "name")
-    assert len(names) == len(set(names)) == 2 * 8
+    assert len(names) == 2 * 8
+    assert len(set(names)) == 2 * 8
 
 
 def test_the_plan_counts_draws(folder: Path) -> None:
     pace = {"flops_per_second": 1e10}
     study = searched(folder, pace=pace)
-    eight_rates = {RATE: list(range(8))}
-    grid = changed_study(folder, pace=pace, arms=arms_with(tune=eight_rates))
+    eight_rates = arms_with(tune={RATE: list(range(8))})
+    grid = changed_study(folder, pace=pace, arms=eight_rates)
 
     text = describe_plan(study, 2, {}, {})
     grid_text = describe_plan(grid, 2, {}, {})
 
     assert "search: 8 draws by sobol, seed 0\n" in text
     assert "gpt: 8 draws of lr 0.05 … 0.8 (log) × 1 tuning seeds, the best on 3 seeds" in text
-    assert text.splitlines()[-3:] == grid_text.splitlines()[-3:]
+    *_, tuning, measuring, hours = text.splitlines()
+    assert grid_text.splitlines()[-3:] == [tuning, measuring, hours]
 
 
 def test_a_budget_changes_an_end_of_a_range_and_the_draws(folder: Path) -> None:
-    narrower = {"tune": {RATE: {"low": 0.1}}}
-    budgets = {"small": {"search": {"draws": 2}, "shared": narrower}}
-    arms = {"gpt": UNTUNED_ARMS["gpt"]}
-    search = {"draws": 8}
-    changes = {"search": search, "budgets": budgets, "arms": arms}
+    small = {
+        "search": {"draws": 2},
+        "shared": {"tune": {RATE: {"low": 0.1}}},
+    }
+    changes = {
+        "search": {"draws": 8},
+        "budgets": {"small": small},
+        "arms": {"gpt": GPT_ARM},
+    }
     path = write_study(folder, **SEARCHED | changes)
 
     study = read_study(path, "small")
@@ -209,8 +231,7 @@ def test_a_budget_changes_an_end_of_a_range_and_the_draws(folder: Path) -> None:
 
 def grid_arm(folder: Path, **changes: Any) -> Study:
     grid = {"title": "grid", "configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.4]}}
-    arms = {"gpt": UNTUNED_ARMS["gpt"], "grid": grid}
-    return searched(folder, arms=arms, **changes)
+    return searched(folder, arms={"gpt": GPT_ARM, "grid": grid}, **changes)
 
 
 def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
@@ -225,64 +246,9 @@ def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
     assert len(unequal.tuning_runs()) == 11
 
 
-def rate_between(**bounds: Any) -> dict[str, Any]:
-    """The change of a study that tunes the rate over this range."""
-    return {"tune": {RATE: bounds}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (rate_between(low=1.0, high=0.5), "low 1.0 and high 0.5: give a higher high"),
-        (rate_between(low=1.0, high=1.0), "low 1.0 and high 1.0: give a higher high"),
-        (rate_between(low=0, high=1, scale="log"), "has scale log and low 0: give a low above 0"),
-        (rate_between(low=0.1, high=1, scale="ln"), "has scale ln: choose one of linear, log"),
-        (
-            rate_between(low=0.1),
-            "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high",
-        ),
-        (rate_between(low=0.1, high=math.inf), "has no finite high: give a number"),
-        (rate_between(low="a", high=1), "low is str in place of int or float"),
-        (
-            rate_between(low=0.1, high=1, step=1),
-            "unknown key 'step': the known ones are high, low, scale",
-        ),
-        ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
-        (
-            {"tune": [{RATE: LOG}]},
-            "tune of arm 'gpt' .* is a list, and has a range: give the lines of one",
-        ),
-        (
-            {"search": None},
-            "has a range, and the study has no `search`: give `search: {method: sobol",
-        ),
-        ({"tune": {RATE: [0.1, 0.2]}}, "search of study.yaml has no range to draw from: give one"),
-        ({"tune": None}, "search of study.yaml has no range to draw from: give one"),
-        (
-            {"vary": {"model.d": {"low": 1, "high": 2}}},
-            "vary .* has a range for 'model.d', and only `tune`",
-        ),
-        (
-            {"seeds": [{"seed_everything": {"low": 1, "high": 2}}]},
-            "seeds of study.yaml has a range for 'seed_",
-        ),
-        ({"search": {"method": "sobol"}}, "search.draws of study.yaml is missing: give 1 or more"),
-        ({"search": {"draws": 0}}, "search.draws of study.yaml is 0: give 1 or more"),
-        ({"search": {"draws": 2.5}}, "search.draws is float in place of int"),
-        ({"search": {"draws": 4, "seed": -1}}, "search.seed of study.yaml is -1: give 0 or more"),
-        (
-            {"search": {"draws": 4, "method": "grid"}},
-            "search.method of study.yaml is grid: choose one of sobol, random",
-        ),
-        ({"search": {"draw": 4}}, "study.yaml has the unknown key 'draw'|unknown key 'draw'"),
-    ],
-)
-def test_wrong_values_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
-    tune = changes.get("tune", {RATE: LOG})
-    entry = {"configs": ["gpt.yaml"], "tune": tune, "vary": changes.get("vary", {})}
-    study = {"search": {"draws": 4}, "arms": {"gpt": entry}, "seeds": [1]} | changes
-    study.pop("tune", None)
-    study.pop("vary", None)
+def check_refusal(folder: Path, message: str, **changes: Any) -> None:
+    """Read a study with an arm that draws the rate; its refusal is a single sentence."""
+    study = {"search": {"draws": 4}, "arms": {"gpt": RATE_ARM}, "seeds": [1]} | changes
 
     with pytest.raises(UserError, match=message) as error:
         changed_study(folder, **study)
@@ -290,14 +256,86 @@ def test_wrong_values_are_refused(folder: Path, changes: dict[str, Any], message
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"low": 1.0, "high": 0.5}, "low 1.0 and high 0.5: give a higher high"),
+        ({"low": 1.0, "high": 1.0}, "low 1.0 and high 1.0: give a higher high"),
+        ({"low": 0, "high": 1, "scale": "log"}, "has scale log and low 0: give a low above 0"),
+        ({"low": 0.1, "high": 1, "scale": "ln"}, "has scale ln: choose one of linear, log"),
+        ({"low": 0.1}, "'model.init_args.lr' in tune of arm 'gpt' .* has no finite high"),
+        ({"low": 0.1, "high": math.inf}, "has no finite high: give a number"),
+        ({"low": "a", "high": 1}, "low is str in place of int or float"),
+        (
+            {"low": 0.1, "high": 1, "step": 1},
+            "unknown key 'step': the known ones are high, low, scale",
+        ),
+    ],
+)
+def test_wrong_ranges_are_refused(folder: Path, bounds: dict[str, Any], message: str) -> None:
+    arm = RATE_ARM | {"tune": {RATE: bounds}}
+
+    check_refusal(folder, message, arms={"gpt": arm})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune": {RATE: LOG, "model.x": []}}, "tune of arm 'gpt' .* has no values for 'model.x'"),
+        (
+            {"tune": [{RATE: LOG}]},
+            "tune of arm 'gpt' .* is a list, and has a range: give the lines of one",
+        ),
+        ({"tune": {RATE: [0.1, 0.2]}}, "search of study.yaml has no range to draw from: give one"),
+        ({"tune": None}, "search of study.yaml has no range to draw from: give one"),
+        (
+            {"vary": {"model.d": {"low": 1, "high": 2}}},
+            "vary .* has a range for 'model.d', and only `tune`",
+        ),
+    ],
+)
+def test_arms_that_cannot_be_drawn_are_refused(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    check_refusal(folder, message, arms={"gpt": RATE_ARM | changes})
+
+
+def test_a_range_of_seeds_is_refused(folder: Path) -> None:
+    seeds = {"seed_everything": {"low": 1, "high": 2}}
+
+    check_refusal(folder, "seeds of study.yaml has a range for 'seed_", seeds=[seeds])
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (None, "has a range, and the study has no `search`: give `search: {method: sobol"),
+        ({"method": "sobol"}, "search.draws of study.yaml is missing: give 1 or more"),
+        ({"draws": 0}, "search.draws of study.yaml is 0: give 1 or more"),
+        ({"draws": 2.5}, "search.draws is float in place of int"),
+        ({"draws": 4, "seed": -1}, "search.seed of study.yaml is -1: give 0 or more"),
+        (
+            {"draws": 4, "method": "grid"},
+            "search.method of study.yaml is grid: choose one of sobol, random",
+        ),
+        ({"draw": 4}, "unknown key 'draw'"),
+    ],
+)
+def test_wrong_searches_are_refused(
+    folder: Path, search: dict[str, Any] | None, message: str
+) -> None:
+    check_refusal(folder, message, search=search)
+
+
 def bowl(centre: float) -> Any:
     """Losses with their minimum at a rate; anGPT is lower, and fails above a rate of 0.6."""
 
     def final(run: Any, values: dict[str, Any], *_: float) -> float:
-        if run.arm.base == "angpt" and values["lr"] > 0.6:
-            return math.nan
-        lead = 0.2 if run.arm.base == "angpt" else 0.0
-        return 3.5 - lead + math.log(values["lr"] / centre) ** 2 + 0.01 * values["seed"]
+        rate = values["lr"]
+        loss = 3.5 + math.log(rate / centre) ** 2 + 0.01 * values["seed"]
+        if run.arm.base == "gpt":
+            return loss
+        return math.nan if rate > 0.6 else loss - 0.2
 
     return final
 
@@ -314,7 +352,8 @@ def test_the_report_has_the_best_draws_and_a_picture(folder: Path) -> None:
 
     text = reported(study, folder)
 
-    rates = [point.shown["lr"] for point in study.arms[0].points]
+    gpt, _ = study.arms
+    rates = [point.shown["lr"] for point in gpt.points]
     best_first = sorted(rates, key=lambda rate: abs(math.log(rate / 0.2)))
     rates_in_table = re.findall(r"^\| GPT\+ \| lr=(\S+)", text, re.MULTILINE)
     assert rates_in_table == list(map(str, best_first[:8]))
@@ -353,7 +392,7 @@ def test_arms_with_other_ranges_are_named(folder: Path) -> None:
 def test_a_best_draw_at_the_edge_of_its_range_is_named(
     folder: Path, centre: float, edges: list[str]
 ) -> None:
-    study = searched(folder, draws=64, arms={"gpt": UNTUNED_ARMS["gpt"]}, seeds=[1])
+    study = searched(folder, draws=64, arms={"gpt": GPT_ARM}, seeds=[1])
 
     train(study, folder / "out", bowl(centre))
 
@@ -380,9 +419,11 @@ def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     study = searched(folder, shared=shared, draws=16)
 
     def final(run: Any, values: dict[str, Any], *_: float) -> float:
-        return 4.0 - 0.1 * values["batch_size"] + abs(math.log(values["lr"] / 0.2)) / 100
+        distance = abs(math.log(values["lr"] / 0.2))
+        return 4.0 - 0.1 * values["batch_size"] + 0.01 * distance
 
     train(study, folder / "out", final)
+
     tuning, _ = read_results(study, folder / "out").tunings
 
     assert tuning.arm.space == "lr 0.05 … 0.8 (log), batch_size 2 or 4 or 16"
