@@ -13,7 +13,7 @@ from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.results import plan_runs, read_results
 from tests.compare.conftest import write_run
-from tests.study.conftest import UNTUNED_ARMS, changed_study, first_points
+from tests.study.conftest import UNTUNED_ARMS, changed_study, first_points, shared_with
 from tests.study.reports import Page
 
 LENGTHS = [100, 200, 400, 800]
@@ -22,7 +22,7 @@ SEEDS = (1, 2, 3)
 CONSTANT = {"class_path": "anlit.Constant", "init_args": {"warmup": 0.1}}
 CHANGES: dict[str, Any] = {
     "arms": UNTUNED_ARMS,
-    "shared": {"configs": ["common.yaml"], "settings": {"model.init_args.schedule": CONSTANT}},
+    "shared": shared_with({"model.init_args.schedule": CONSTANT}),
     "anneal": {"max_steps": LENGTHS, "decay": 0.2},
     "sections": ["annealed", "convergence"],
 }
@@ -34,7 +34,8 @@ def annealed_study(folder: Path, **changes: Any) -> Study:
 
 def law(tokens: float, speedup: float, seed: int) -> float:
     """A loss that falls as a power of tokens: a line in the logarithms."""
-    return (1 + 0.01 * seed) * 20 * (speedup * tokens) ** -0.15
+    scale = 20 * (1 + 0.01 * seed)
+    return scale * (speedup * tokens) ** -0.15
 
 
 SPEEDUPS = {("angpt", 1): 1.3, ("angpt", 2): 1.4, ("angpt", 3): 1.35}
@@ -68,7 +69,8 @@ def train(study: Study, output: Path, falling: float = 0.0) -> None:
 
 def falling_factor(falling: float, seed: int) -> float:
     """The factor for twice the steps, 2^-falling, a little different for each seed."""
-    return float(2 ** -(falling * (1 + 0.1 * (seed - 2))))
+    of_seed = falling * (1 + 0.1 * (seed - 2))
+    return 2.0**-of_seed
 
 
 def report(study: Study) -> Page:

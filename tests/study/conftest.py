@@ -44,6 +44,11 @@ def arms_with(**changes: Any) -> dict[str, Any]:
     return {name: arm | changes for name, arm in UNTUNED_ARMS.items()}
 
 
+def shared_with(settings: dict[str, Any], *files: str) -> dict[str, Any]:
+    """What all arms share, with settings and further configuration files."""
+    return {"configs": ["common.yaml", *files], "settings": settings}
+
+
 ARMS = arms_with(tune=TUNE)
 STUDY: dict[str, Any] = {
     "title": "Two arms",

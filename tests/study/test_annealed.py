@@ -23,7 +23,7 @@ from tests.study.annealing import (
     TOKENS_PER_STEP,
     annealed_study,
 )
-from tests.study.conftest import Launch, attributes, first_points
+from tests.study.conftest import Launch, attributes, first_points, shared_with
 from tests.study.test_launch import finish, report_lines, starts, wait_until_half_trained
 
 pytestmark = pytest.mark.usefixtures("unsaved")
@@ -51,13 +51,16 @@ def test_each_measured_run_keeps_its_rate_and_is_annealed_to_each_length(folder:
         "data.init_args.seed": 1,
     }
     hashes = attributes(plan_runs(study, points), "hash")
-    assert len({*hashes}) == 2 + 8
+    assert len(set(hashes)) == 2 + 8
 
 
 def test_an_annealed_run_goes_on_from_the_schedule_of_its_stable_run(folder: Path) -> None:
     study = annealed_study(folder, seeds=[1])
-    run = study.annealed_runs({"gpt": study.arms[0].points[0]})[1]
-    config = {"model": {"init_args": {"schedule": CONSTANT}}, "trainer": {"max_steps": 640}}
+    _, run, *_ = study.annealed_runs(first_points(study))
+    config = {
+        "model": {"init_args": {"schedule": CONSTANT}},
+        "trainer": {"max_steps": 640},
+    }
     stable_folder = folder / "out" / run.stable.name
     write_run(stable_folder, config, {}, {})
 
@@ -89,17 +92,20 @@ def test_another_callback_of_an_arm_stays(folder: Path) -> None:
         "trainer.callbacks.patience": 2,
         "model.schedule.warmup": 0.1,
     }
-    study = annealed_study(folder, shared={"configs": ["common.yaml"], "settings": settings})
+    study = annealed_study(folder, shared=shared_with(settings))
     points = first_points(study)
 
-    callbacks = study.measuring_runs(points)[0].settings["trainer.callbacks+"]
-    run_settings = study.annealed_runs(points)[0].settings
+    stable, *_ = study.measuring_runs(points)
+    annealed, *_ = study.annealed_runs(points)
 
-    assert callbacks[0]["class_path"].endswith(".StepCheckpoints")
-    assert callbacks[1]["class_path"] == "EarlyStopping", "options change the last callback"
-    assert run_settings["trainer.callbacks+"] == [{"class_path": "EarlyStopping"}]
-    assert list(run_settings)[:2] == ["trainer.callbacks+", "trainer.callbacks.patience"]
-    assert "schedule" not in " ".join(run_settings)
+    step_checkpoints, last = stable.settings["trainer.callbacks+"]
+    assert step_checkpoints["class_path"].endswith(".StepCheckpoints")
+    assert last["class_path"] == "EarlyStopping", "options change the last callback"
+    assert annealed.settings["trainer.callbacks+"] == [{"class_path": "EarlyStopping"}]
+    callback, option, *_ = annealed.settings
+    assert callback == "trainer.callbacks+"
+    assert option == "trainer.callbacks.patience"
+    assert "schedule" not in " ".join(annealed.settings)
 
 
 def test_step_checkpoints_that_an_arm_asks_for_stay(folder: Path) -> None:
@@ -107,10 +113,9 @@ def test_step_checkpoints_that_an_arm_asks_for_stay(folder: Path) -> None:
         "class_path": "anlit.training.callbacks.checkpoints.StepCheckpoints",
         "init_args": {"steps": 50},
     }
-    settings = {"trainer.callbacks+": own}
-    study = annealed_study(folder, shared={"configs": ["common.yaml"], "settings": settings})
+    study = annealed_study(folder, shared=shared_with({"trainer.callbacks+": own}))
 
-    run = study.annealed_runs(first_points(study))[0]
+    run, *_ = study.annealed_runs(first_points(study))
 
     assert run.settings["trainer.callbacks+"] == [own]
 
@@ -122,10 +127,10 @@ def test_an_annealed_run_costs_its_decay_alone(folder: Path) -> None:
     costs = list(map(estimate_cost, study.annealed_runs(points)))
     text = describe_plan(study, 1, {}, {})
 
-    tokens = [20 * TOKENS_PER_STEP, 40 * TOKENS_PER_STEP, 80 * TOKENS_PER_STEP]
-    tokens.append(160 * TOKENS_PER_STEP)
+    tokens = [n_steps * TOKENS_PER_STEP for n_steps in (20, 40, 80, 160)]
+    stable_tokens = 640 * TOKENS_PER_STEP
     assert attributes(costs[:4], "tokens") == tokens
-    assert f"measuring: 6 runs, {6 * 640 * TOKENS_PER_STEP:,} tokens" in text
+    assert f"measuring: 6 runs, {6 * stable_tokens:,} tokens" in text
     assert f"annealing: 24 runs, {6 * sum(tokens):,} tokens" in text
 
 
@@ -182,7 +187,10 @@ def test_mistakes_are_refused(folder: Path, changes: dict, message: str) -> None
         check_sections(annealed_study(folder, **changes))
 
 
-SMALL = {"anneal": {"max_steps": [5, 10], "decay": 0.4}, "seeds": [1]}
+SMALL = {
+    "anneal": {"max_steps": [5, 10], "decay": 0.4},
+    "seeds": [1],
+}
 
 
 def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
@@ -193,8 +201,10 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     assert "annealing: 4 runs" in finish(start("--jobs", "2"))
     undisturbed = report_lines(output)
     for name, steps in starts(output).items():
-        if "annealed" in name:
-            assert steps == ([3] if "annealed=5" in name else [6])
+        if "annealed=5" in name:
+            assert steps == [3]
+        elif "annealed=10" in name:
+            assert steps == [6]
     assert "started" not in finish(start()), "nothing is trained again"
     output.rename(folder / "before")
 
@@ -218,7 +228,7 @@ def test_annealed_runs_without_a_checkpoint_fail_and_are_tried_again(
     points = first_points(study)
     finish(start("--jobs", "2"))
     output = folder / "out"
-    run = study.annealed_runs(points)[0]
+    run, *_ = study.annealed_runs(points)
     shutil.rmtree(output / run.name)
     checkpoints = output / run.stable.name / "checkpoints"
     moved = checkpoints.rename(folder / "elsewhere")
@@ -247,16 +257,17 @@ def test_runs_of_another_study_are_taken_over(start: Launch, folder: Path) -> No
 
 
 def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: Path) -> None:
-    """A sharded checkpoint is a link to a folder; the run's own next checkpoint takes its name."""
+    """A sharded checkpoint is a link to a folder. The run's next checkpoint takes its name."""
     checkpoints = folder / "stable" / "checkpoints"
     shards = checkpoints / ".sharded" / "step=3-1"
     shards.mkdir(parents=True)
     for name in ("meta.pt", "shard-00001.safetensors"):
         (shards / name).write_text(name)
-    (checkpoints / "step-00000003.ckpt").symlink_to(".sharded/step=3-1", target_is_directory=True)
+    stable = checkpoints / "step-00000003.ckpt"
+    stable.symlink_to(".sharded/step=3-1", target_is_directory=True)
     last = folder / "annealed" / "checkpoints" / "last.ckpt"
 
-    place(checkpoints / "step-00000003.ckpt", last)
+    place(stable, last)
 
     assert is_sharded(last)
     assert sorted(attributes(last.iterdir(), "name")) == ["meta.pt", "shard-00001.safetensors"]
@@ -264,4 +275,4 @@ def test_a_sharded_checkpoint_is_placed_whole_and_replaced_by_the_next(folder: P
     next_file.write_text("a later checkpoint")
     give_name(next_file, last)
     assert last.read_text() == "a later checkpoint"
-    assert is_sharded(checkpoints / "step-00000003.ckpt")
+    assert is_sharded(stable)

@@ -29,7 +29,7 @@ from tests.study.annealing import (
     report,
     train,
 )
-from tests.study.conftest import ANGPT_ARM, GPT_ARM, first_points
+from tests.study.conftest import ANGPT_ARM, GPT_ARM, first_points, shared_with
 from tests.study.reports import with_interval
 
 pytestmark = pytest.mark.usefixtures("unsaved")
@@ -112,7 +112,7 @@ def test_the_crossing_counts_the_tokens_of_a_ramp(
     }
     changes = {
         "seeds": [1],
-        "shared": {"configs": ["common.yaml"], "settings": settings},
+        "shared": shared_with(settings),
         "anneal": {"max_steps": [200, 400]},
     }
     study = annealed_study(folder, **changes)

@@ -5,20 +5,28 @@ from pathlib import Path
 import pytest
 
 from anlit.errors import UserError
-from anlit.study.estimate import describe_plan, estimate_cost
+from anlit.study.estimate import Cost, describe_plan, estimate_cost
 from anlit.study.grid import expand_grid
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
-from tests.study.conftest import STUDY, attributes, changed_study, write_study
+from tests.study.conftest import STUDY, attributes, changed_study, shared_with, write_study
+
+TOKENS_PER_STEP = 8 * 256
 
 
 def test_a_grid_is_the_product_of_its_lines_and_a_list_of_grids_their_union() -> None:
-    grids = [{"m.lr": [0.1, 0.2], "m.depth": [1, 2]}, {"m.lr": 0.1, "m.depth": 2}]
+    product = {"m.lr": [0.1, 0.2], "m.depth": [1, 2]}
+    same_point = {"m.lr": 0.1, "m.depth": 2}
 
-    points = expand_grid(grids, "here")
+    points = expand_grid([product, same_point], "here")
 
-    names = sorted(attributes(points, "name"))
-    assert names == ["depth=1_lr=0.1", "depth=1_lr=0.2", "depth=2_lr=0.1", "depth=2_lr=0.2"]
+    names = attributes(points, "name")
+    assert sorted(names) == [
+        "depth=1_lr=0.1",
+        "depth=1_lr=0.2",
+        "depth=2_lr=0.1",
+        "depth=2_lr=0.2",
+    ]
 
 
 @pytest.mark.parametrize("key", ["class_path", "init_args"])
@@ -51,7 +59,8 @@ def test_a_named_choice_changes_several_settings() -> None:
 def test_tuning_runs_are_all_arms_at_all_points(study: Study) -> None:
     names = attributes(study.tuning_runs(), "name")
 
-    assert len(names) == len(set(names)) == 2 * 3
+    assert len(names) == 2 * 3
+    assert len(set(names)) == 2 * 3
 
 
 def test_measuring_runs_are_all_arms_at_their_points_on_all_seeds(study: Study) -> None:
@@ -129,9 +138,11 @@ def test_every_point_of_vary_is_an_arm(folder: Path) -> None:
     study = read_study(path, None)
 
     first, second, _ = study.arms
-    assert (first.name, first.title) == ("gpt_tau=0.1", "gpt, tau 0.1")
+    assert first.name == "gpt_tau=0.1"
+    assert first.title == "gpt, tau 0.1"
     assert first.settings == {"model.init_args.tau": 0.1}
-    assert (second.name, second.title) == ("gpt_tau=10", "gpt, tau 10")
+    assert second.name == "gpt_tau=10"
+    assert second.title == "gpt, tau 10"
     assert second.settings == {"model.init_args.tau": 10}
     assert study.comparisons[0].baseline is second
 
@@ -258,97 +269,95 @@ def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
 
     head = 1024 * 128
     linear = 4 * (4 * 128**2 + 12 * 128**2) + head
-    assert cost.tokens == 400 * 8 * 256
+    attention = 4 * 128 * 257
+    assert cost.tokens == 400 * TOKENS_PER_STEP
     assert cost.parameters == linear + head
-    assert cost.flops == cost.tokens * (6 * linear + 6 * 4 * 128 * 257)
-    hours = (6 + 6) * (cost.flops / 1e10 + 10) / 3600 / 2
+    assert cost.flops == cost.tokens * 6 * (linear + attention)
+    seconds_of_a_run = cost.flops / 1e10 + 10
+    hours = (6 + 6) * seconds_of_a_run / 3600 / 2
     assert f"estimate: {hours:.2f} h with --jobs 2" in text
     assert "tuning: 6 runs, 4,915,200 tokens" in text
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
 
 
+def cost_with(folder: Path, settings: dict, *files: str) -> Cost:
+    """The cost of a run with settings and further configuration files."""
+    study = changed_study(folder, shared=shared_with(settings, *files))
+    run, *_ = study.tuning_runs()
+    return estimate_cost(run)
+
+
+RAMP = "anlit.training.callbacks.BatchRamp"
+SCHEDULE = {0: 1, 100: 4}
+TOKENS_OF_SCHEDULE = (100 * 1 + 300 * 4) * TOKENS_PER_STEP
+
+
 def test_the_estimate_counts_a_ramp_of_the_batch(folder: Path) -> None:
-    ramp = {
-        "class_path": "anlit.training.callbacks.BatchRamp",
-        "init_args": {"schedule": {0: 1, 100: 4}},
-    }
+    ramp = {"class_path": RAMP, "init_args": {"schedule": SCHEDULE}}
     settings = {"trainer.accumulate_grad_batches": 4, "trainer.callbacks": [ramp]}
-    shared = {"configs": ["common.yaml"], "settings": settings}
-    study = changed_study(folder, shared=shared)
 
-    cost = estimate_cost(study.tuning_runs()[0])
+    cost = cost_with(folder, settings)
 
-    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+    assert cost.tokens == TOKENS_OF_SCHEDULE
 
 
 def test_the_estimate_adds_the_callbacks_of_all_files(folder: Path) -> None:
-    settings = {"trainer.max_steps": 3500}
-    configs = ["common.yaml", "trainer/batch_ramp.yaml", "trainer/ema.yaml"]
-    shared = {"configs": configs, "settings": settings}
-    study = changed_study(folder, shared=shared)
+    """The file of the ramp has steps at 1000 and 3000."""
+    files = ["trainer/batch_ramp.yaml", "trainer/ema.yaml"]
 
-    cost = estimate_cost(study.tuning_runs()[0])
+    cost = cost_with(folder, {"trainer.max_steps": 3500}, *files)
 
-    assert cost.tokens == (1000 * 1 + 2000 * 2 + 500 * 4) * 8 * 256
+    n_micro_batches = 1000 * 1 + 2000 * 2 + 500 * 4
+    assert cost.tokens == n_micro_batches * TOKENS_PER_STEP
 
 
 @pytest.mark.parametrize(
     "key", ["trainer.callbacks.schedule", "trainer.callbacks.init_args.schedule"]
 )
 def test_the_estimate_counts_a_ramp_that_an_option_changes(folder: Path, key: str) -> None:
-    """The option changes the last callback. The file of the ramp has steps at 1000 and 3000."""
-    settings = {key: {0: 1, 100: 4}}
-    configs = ["common.yaml", "trainer/ema.yaml", "trainer/batch_ramp.yaml"]
-    shared = {"configs": configs, "settings": settings}
-    study = changed_study(folder, shared=shared)
+    """The option changes the last callback, over the steps of its file."""
+    files = ["trainer/ema.yaml", "trainer/batch_ramp.yaml"]
 
-    cost = estimate_cost(study.tuning_runs()[0])
+    cost = cost_with(folder, {key: SCHEDULE}, *files)
 
-    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+    assert cost.tokens == TOKENS_OF_SCHEDULE
 
 
 def test_the_estimate_counts_a_ramp_whose_callback_is_a_name(folder: Path) -> None:
-    name = "anlit.training.callbacks.BatchRamp"
     settings = {
         "trainer.accumulate_grad_batches": 4,
-        "trainer.callbacks": [name],
-        "trainer.callbacks.schedule": {0: 1, 100: 4},
+        "trainer.callbacks": [RAMP],
+        "trainer.callbacks.schedule": SCHEDULE,
     }
-    shared = {"configs": ["common.yaml"], "settings": settings}
-    study = changed_study(folder, shared=shared)
 
-    cost = estimate_cost(study.tuning_runs()[0])
+    cost = cost_with(folder, settings)
 
-    assert cost.tokens == (100 * 1 + 300 * 4) * 8 * 256
+    assert cost.tokens == TOKENS_OF_SCHEDULE
 
 
-@pytest.mark.parametrize(
-    ("budget", "n_tokens"),
-    [
-        ({"max_tokens": "2M"}, 2e6),
-        ({"max_tokens": 2_000_000}, 2e6),
-        ({"tokens_per_parameter": 20}, None),
-    ],
-)
-def test_the_estimate_takes_a_budget_of_tokens(folder: Path, budget: dict, n_tokens) -> None:
-    settings = {"trainer.max_steps": -1, **budget}
-    shared = {"configs": ["common.yaml"], "settings": settings}
-    study = changed_study(folder, shared=shared)
+@pytest.mark.parametrize("max_tokens", ["2M", 2_000_000])
+def test_the_estimate_takes_a_number_of_tokens(folder: Path, max_tokens: object) -> None:
+    cost = cost_with(folder, {"trainer.max_steps": -1, "max_tokens": max_tokens})
 
-    cost = estimate_cost(study.tuning_runs()[0])
+    assert cost.tokens == 2_000_000
 
-    assert cost.tokens == (n_tokens or 20 * cost.parameters)
+
+def test_the_estimate_takes_a_number_of_tokens_per_parameter(folder: Path) -> None:
+    cost = cost_with(folder, {"trainer.max_steps": -1, "tokens_per_parameter": 20})
+
+    assert cost.tokens == 20 * cost.parameters
 
 
 def test_a_name_and_tags_change_no_hash(folder: Path) -> None:
-    hashes_before = attributes(changed_study(folder).tuning_runs(), "hash")
-    common = Path("common.yaml").read_text()
-    Path("common.yaml").write_text(f"{common}\nname: wide\ntags: [a]\n")
-    shared = {"configs": ["common.yaml"], "settings": {"tags": ["baseline"]}}
+    runs_before = changed_study(folder).tuning_runs()
+    hashes = attributes(runs_before, "hash")
+    with Path("common.yaml").open("a") as file:
+        file.write("\nname: wide\ntags: [a]\n")
+    shared = shared_with({"tags": ["baseline"]})
 
     runs = changed_study(folder, shared=shared).tuning_runs()
 
-    assert attributes(runs, "hash") == hashes_before
+    assert attributes(runs, "hash") == hashes
     assert '--tags=["baseline"]' in runs[0].options(Path("runs"))
 
 
