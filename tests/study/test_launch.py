@@ -44,14 +44,15 @@ def starts(output: Path) -> dict[str, list[int]]:
     """For each run the steps that its starts began at."""
     steps_by_run = {}
     for path in output.glob("*/starts"):
-        steps_by_run[path.parent.name] = list(map(int, path.read_text().split()))
+        steps = path.read_text().split()
+        steps_by_run[path.parent.name] = list(map(int, steps))
     return steps_by_run
 
 
 def is_half_trained(output: Path) -> bool:
     """Whether a run has a checkpoint before its end, however busy the machine is."""
-    checkpoints = [path.read_text() for path in output.glob("*/checkpoint")]
-    return not {*checkpoints} <= {"", "10"}
+    steps = {path.read_text() for path in output.glob("*/checkpoint")}
+    return bool(steps - {"", "10"})
 
 
 def wait_until_half_trained(process: Process, output: Path) -> None:
@@ -61,8 +62,10 @@ def wait_until_half_trained(process: Process, output: Path) -> None:
 
 def finish(process: Process, code: int = 0) -> str:
     """What the study printed, after it has ended with the exit code."""
-    assert process.wait() == code, process.log.read_text()
-    return process.log.read_text()
+    actual_code = process.wait()
+    printed = process.log.read_text()
+    assert actual_code == code, printed
+    return printed
 
 
 def report_lines(output: Path) -> list[str]:
@@ -93,7 +96,8 @@ def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     assert best["gpt"].shown == {"lr": 0.2}
     assert best["angpt"].shown == {"lr": 0.2}
     assert "started" not in finish(start()), "nothing is trained again"
-    assert set(map(len, starts(output).values())) == {1}
+    for steps in starts(output).values():
+        assert len(steps) == 1
     output.rename(folder / "before")
 
     chance = random.Random(5)
@@ -150,7 +154,8 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
     printed = finish(start("--jobs", "2", "--reuse", "first"))
 
     names = attributes(study.tuning_runs(), "name")
-    assert started_runs(printed) == {name for name in names if "lr=0.8" in name}
+    new_names = {name for name in names if "lr=0.8" in name}
+    assert started_runs(printed) == new_names
     assert printed.count("taken from first") == 5 + 6
     measured = study.measuring_runs(best_points(study, output))
     for run in measured:
@@ -164,10 +169,7 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
 
 
 def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Study) -> None:
-    """Of both phases only the runs that are not in report.json are trained.
-
-    A study without an interruption has the same report.
-    """
+    """Runs in report.json are not trained. A study without an interruption has the same report."""
     output = folder / "out"
     finish(start("--jobs", "2"))
     lines = report_lines(output)
@@ -199,17 +201,21 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
 
 def restorable(name: str, **model: Any) -> Run:
     settings = {"model": {"d_model": 64, **model}, "trainer": {"max_steps": 1}}
-    return Run(Path(name), settings, {}, Curve(*np.ones((3, 1))), None)
+    one_point = np.ones(1)
+    curve = Curve(tokens=one_point, seconds=one_point, loss=one_point)
+    return Run(Path(name), settings, {}, curve, None)
 
 
 def test_a_recorded_run_has_all_its_settings_those_that_are_null_too(folder: Path) -> None:
-    runs = [restorable("gone", alpha_init=None), restorable("other", alpha_init=0.1)]
-    write_json(folder / "report.json", {"comparisons": [], **record_runs([], runs)})
+    null = restorable("gone", alpha_init=None)
+    number = restorable("other", alpha_init=0.1)
+    record = record_runs([], [null, number])
+    write_json(folder / "report.json", {"comparisons": [], **record})
 
     _, recorded = read_record(folder)
 
-    assert recorded["gone"].config == runs[0].config
-    assert recorded["other"].config == runs[1].config
+    assert recorded["gone"].config == null.config
+    assert recorded["other"].config == number.config
 
 
 @pytest.mark.parametrize("name", ["record", "../record"])
@@ -236,9 +242,12 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
 
     assert printed.count("FAILED error: it was to fail") == 3
     tunings = read_tunings(study, folder / "out")
-    assert set(select_points(study, tunings)) == {"gpt", "angpt"}
-    for tuned in tunings[2].points:
-        assert tuned.states[0].reason == "error: it was to fail"
+    selected = select_points(study, tunings)
+    assert selected.keys() == {"gpt", "angpt"}
+    _, _, bad_tuning = tunings
+    for tuned in bad_tuning.points:
+        (state,) = tuned.states
+        assert state.reason == "error: it was to fail"
     assert "error: it was to fail" in "\n".join(report_lines(folder / "out"))
     assert "started" not in finish(start(), code=1)
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
@@ -249,7 +258,8 @@ def test_a_run_that_another_process_trains_is_waited_for(
 ) -> None:
     """Others train meanwhile; another study that would report into the folder is refused."""
     output = folder / "out"
-    run = output / study.tuning_runs()[0].name
+    planned, *_ = study.tuning_runs()
+    run = output / planned.name
     lock = try_lock(run)
     assert lock is not None
     assert try_lock(run) is None
@@ -289,7 +299,8 @@ def test_what_a_folder_says_of_its_run(
         assert read_state(tmp_path).status == "interrupted"
         note_end(tmp_path, code)
     if record is not None:
-        (tmp_path / "run.json").write_text(f'{{"status": "{record}", "error": "NaN"}}')
+        content = {"status": record, "error": "NaN"}
+        (tmp_path / "run.json").write_text(json.dumps(content))
 
     assert read_state(tmp_path).status == status
 
@@ -303,7 +314,7 @@ def test_a_run_that_ended_three_times_is_left(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, whose scripts `sbatch` and `squeue` stand for the cluster's."""
+    """The working directory. Its scripts `sbatch` and `squeue` stand for the cluster's."""
     train_script = Path(__file__).parents[2] / "docker" / "slurm" / "train.sbatch"
     monkeypatch.setattr(slurm, "TRAIN_SCRIPT", train_script)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -350,7 +361,9 @@ def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path)
 
     assert array == "77"
     first, second = (cluster / "calls").read_text().splitlines()
-    assert {"--array=0-4%4", "--signal=SIGUSR1@90"} < set(first.split())
+    options = first.split()
+    assert "--array=0-4%4" in options
+    assert "--signal=SIGUSR1@90" in options
     assert first.index("--time=24:00:00") < first.index("--time=1:00")
     assert "--dependency=afterany:77" in second
     assert "-m anlit study --config s.yaml --slurm" in second
