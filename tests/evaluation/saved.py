@@ -8,10 +8,12 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
-from anlit import ScaleInvariant
+from anlit import ScaleInvariant, TokenShards
 from anlit.data.preparation.sources import file_sha256
 from anlit.data.tokenizer import train_bpe
+from anlit.evaluation.data import load_validation_data
 from anlit.training.language_model import LanguageModel
+from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.prepared import VOCABULARY, random_tokens, write_prepared
 from tests.nn.models.tiny import fit, jolt, tiny
 
@@ -34,9 +36,8 @@ def prepare(folder: Path, n_val: int = VAL_TOKENS, seed: int = 0, **changes: Any
 
 def small(architecture: Any, seed: int = 1, **changes: Any) -> LanguageModel:
     """A tiny scale-invariant model off its initial values."""
-    return jolt(
-        tiny(architecture, seed, **{"attention": ScaleInvariant(), "n_layers": 1, **changes}), seed
-    )
+    settings = {"attention": ScaleInvariant(), "n_layers": 1, **changes}
+    return jolt(tiny(architecture, seed, **settings), seed)
 
 
 def save(model: LanguageModel, file: Path, **record: Any) -> Path:
@@ -84,6 +85,12 @@ def _configuration(
         "model": {"class_path": class_path, "init_args": model},
         "data": {"class_path": "anlit.TokenShards", "init_args": data_settings},
     }
+
+
+def load_with_data(run: Path) -> tuple[Checkpoint, TokenShards]:
+    """The best checkpoint of a run, and its validation split."""
+    checkpoint = load_checkpoint(str(run), "cpu")
+    return checkpoint, load_validation_data(checkpoint)
 
 
 def make_run_with_text(

@@ -13,9 +13,8 @@ from matplotlib import pyplot as plt
 from scipy import stats
 from torch.nn.functional import silu
 
-from anlit import GPT, NGPT, AnGPT, ScaleInvariant, load_checkpoint
+from anlit import GPT, NGPT, AnGPT, ScaleInvariant
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.evaluation.data import load_validation_data
 from anlit.evaluation.diagnose import Diagnose
 from anlit.evaluation.hidden_norms import draw_norms, measure_norms, norms_table
 from anlit.evaluation.score_distribution import (
@@ -27,7 +26,7 @@ from anlit.evaluation.score_distribution import (
 from anlit.evaluation.settings import DiagnoseSettings
 from anlit.nn.attention.statistics import Range, ranges
 from anlit.nn.layers.norms import nu_activation, nu_linear
-from tests.evaluation.saved import make_run, small
+from tests.evaluation.saved import load_with_data, make_run, small
 
 LENGTH = 24
 N_SEQUENCES = 3
@@ -45,13 +44,18 @@ def batches(vocabulary: int) -> list[Batch]:
     return result
 
 
-def norms_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -> dict[str, Any]:
-    """The vectors of an anGPT block written out, without hooks."""
+def small_decoder(architecture: Any, **settings: Any) -> Any:
+    return small(architecture, context_length=LENGTH, **settings).eval().model
+
+
+def vectors_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -> dict[str, Any]:
+    """The vectors of an anGPT block, written out."""
     outputs: list[torch.Tensor] = []
     handle = block.attention.register_forward_hook(lambda *call: outputs.append(call[-1]))
     h_A = block.attend(h, documents, rotation)
     handle.remove()
-    average = outputs[0].transpose(1, 2).flatten(2)
+    (output,) = outputs
+    average = output.transpose(1, 2).flatten(2)
     middle = block.interpolate(h, h_A, block.alpha_A())
     d = block.W_u.in_features
     f = block.W_u.out_features
@@ -68,14 +72,14 @@ def norms_of_angpt(block: Any, h: torch.Tensor, documents: Any, rotation: Any) -
 
 @torch.no_grad()
 def test_norms_are_equal_to_a_block_written_out() -> None:
-    decoder = small(AnGPT, n_layers=2, context_length=LENGTH).double().eval().model
+    decoder = small_decoder(AnGPT, n_layers=2).double()
     text = batches(decoder.embedding.num_embeddings)
-    pieces: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    lengths_by_name_and_layer: dict[tuple[str, int], list[float]] = defaultdict(list)
 
     def read(layer: int, block: Any, arguments: Any) -> None:
-        for name, vectors in norms_of_angpt(block, *arguments).items():
-            lengths = np.linalg.norm(vectors.numpy(), axis=-1)
-            pieces[name, layer].append(lengths.ravel())
+        for name, vectors in vectors_of_angpt(block, *arguments).items():
+            lengths = vectors.norm(dim=-1).flatten()
+            lengths_by_name_and_layer[name, layer] += lengths.tolist()
 
     norms = measure_norms(decoder, text, CPU)
 
@@ -83,20 +87,19 @@ def test_norms_are_equal_to_a_block_written_out() -> None:
         block.register_forward_pre_hook(partial(read, layer))
     for batch in text:
         decoder(batch.tokens, batch.document_ids)
-    for (name, layer), pieces_of_layer in pieces.items():
-        values = np.concatenate(pieces_of_layer)
+    assert len(lengths_by_name_and_layer) == 5 * 2
+    for (name, layer), lengths in lengths_by_name_and_layer.items():
         mean = norms[name]["mean"][layer]
         deviation = norms[name]["standard_deviation"][layer]
-        assert len(values) == 2 * N_SEQUENCES * LENGTH
-        assert mean == pytest.approx(values.mean(), rel=1e-9), name
-        assert deviation == pytest.approx(values.std(), rel=1e-6), name
+        assert len(lengths) == 2 * N_SEQUENCES * LENGTH
+        assert mean == pytest.approx(np.mean(lengths), rel=1e-9), name
+        assert deviation == pytest.approx(np.std(lengths), rel=1e-6), name
     assert len(norms["h"]["mean"]) == 3, "the last is the head's input"
 
 
 @pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
 def test_every_architecture_has_all_norms(architecture: Any) -> None:
-    decoder = small(architecture, n_layers=2, context_length=LENGTH).eval().model
-
+    decoder = small_decoder(architecture, n_layers=2)
     text = batches(decoder.embedding.num_embeddings)
 
     norms = measure_norms(decoder, text, CPU)
@@ -109,16 +112,25 @@ def test_every_architecture_has_all_norms(architecture: Any) -> None:
 
 def test_a_wide_untrained_angpt_has_the_assumed_norms_of_its_mlp() -> None:
     """The constants are exact in the limit of a wide model: here within 3 %, for h of norm 1."""
-    decoder = AnGPT(
-        vocab_size=64, context_length=LENGTH, d_model=512, n_layers=1, n_heads=4, alpha_init=1e-6
-    ).model
+    settings = {
+        "vocab_size": 64,
+        "context_length": LENGTH,
+        "d_model": 512,
+        "n_layers": 1,
+        "n_heads": 4,
+        "alpha_init": 1e-6,
+    }
+    decoder = AnGPT(**settings).model.eval()
 
-    norms = measure_norms(decoder.eval(), batches(64), CPU)
+    norms = measure_norms(decoder, batches(64), CPU)
 
+    (mlp_hidden,) = norms["mlp_hidden"]["mean"]
+    (h_M,) = norms["h_M"]["mean"]
+    (h_A,) = norms["h_A"]["mean"]
     assert norms["h"]["mean"] == pytest.approx([1, 1], abs=1e-4)
-    assert norms["mlp_hidden"]["mean"][0] == pytest.approx(1, abs=0.03)
-    assert norms["h_M"]["mean"][0] == pytest.approx(1, abs=0.03)
-    assert norms["h_A"]["mean"][0] < 0.9, "an average of values is shorter than a value"
+    assert mlp_hidden == pytest.approx(1, abs=0.03)
+    assert h_M == pytest.approx(1, abs=0.03)
+    assert h_A < 0.9, "an average of values is shorter than a value"
 
 
 class PairsOfHead:
@@ -131,9 +143,12 @@ class PairsOfHead:
 
     def read(self, q: np.ndarray, k: np.ndarray, ids: np.ndarray) -> None:
         """Add the pairs of q and k, (B, T, D)."""
+        *_, d_head = q.shape
         for row, i in np.ndindex(*ids.shape):
-            keys = np.flatnonzero(ids[row, : i + 1] == ids[row, i])
-            scores = k[row, keys] @ q[row, i] / math.sqrt(q.shape[-1])
+            is_visible = ids[row, : i + 1] == ids[row, i]
+            keys = np.flatnonzero(is_visible)
+            products = k[row, keys] @ q[row, i]
+            scores = products / math.sqrt(d_head)
             self.scores.append(scores)
             self.distances.append(i - keys)
             if len(keys) > 1:
@@ -143,11 +158,12 @@ class PairsOfHead:
         scores = np.concatenate(self.scores)
         centred = scores - scores.mean()
         deviation = scores.std()
+        standardised = centred / deviation
         return {
             "mean": scores.mean(),
             "standard_deviation": deviation,
-            "skewness": (centred**3).mean() / deviation**3,
-            "excess_kurtosis": (centred**4).mean() / deviation**4 - 3,
+            "skewness": np.mean(standardised**3),
+            "excess_kurtosis": np.mean(standardised**4) - 3,
             "deviation_within_query": math.sqrt(np.mean(self.query_variances)),
         }
 
@@ -161,8 +177,7 @@ class PairsOfHead:
 @torch.no_grad()
 def test_scores_are_equal_to_products_pair_by_pair(masked: bool) -> None:
     """q·k/√D without the mechanism, for each head, over all pairs of a query and a visible key."""
-    model = small(GPT, attention=ScaleInvariant(), context_length=LENGTH).double().eval()
-    decoder = model.model
+    decoder = small_decoder(GPT, attention=ScaleInvariant()).double()
     decoder.document_masking = masked
     text = batches(decoder.embedding.num_embeddings)
     queries_and_keys: list[tuple[np.ndarray, np.ndarray]] = []
@@ -186,9 +201,9 @@ def test_scores_are_equal_to_products_pair_by_pair(masked: bool) -> None:
         for name, value in pairs.moments().items():
             assert layer[name][head] == pytest.approx(value), name
         near = pairs.scores_at_distances(1, 10)
-        near_moments = layer["ranges"]["1_to_10"]
-        assert near_moments["mean"][head] == pytest.approx(near.mean())
-        assert near_moments["standard_deviation"][head] == pytest.approx(near.std())
+        moments = layer["ranges"]["1_to_10"]
+        assert moments["mean"][head] == pytest.approx(near.mean())
+        assert moments["standard_deviation"][head] == pytest.approx(near.std())
 
 
 NORMAL_LAW = {
@@ -199,6 +214,11 @@ NORMAL_LAW = {
     "excess_kurtosis": (0, math.sqrt(24)),
 }
 """Each moment, and the factor of its standard error."""
+
+
+def normal_density(edges: np.ndarray) -> np.ndarray:
+    shares = np.diff(stats.norm.cdf(edges))
+    return shares / np.diff(edges)
 
 
 def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> None:
@@ -214,14 +234,12 @@ def test_normal_scores_have_the_moments_and_the_density_of_the_normal_law() -> N
 
     results = sums.results()
     n_scores_of_head = 10 * 100 * 630
-    error = 1 / math.sqrt(n_scores_of_head)
     for name, (value, error_factor) in NORMAL_LAW.items():
-        expected = pytest.approx([value, value], abs=5 * error_factor * error)
-        assert results[name] == expected, name
+        error = error_factor / math.sqrt(n_scores_of_head)
+        assert results[name] == pytest.approx([value, value], abs=5 * error), name
     density = np.array(results["density"])
     edges = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, len(density) + 1)
-    normal_density = np.diff(stats.norm.cdf(edges)) / BIN_WIDTH
-    assert density == pytest.approx(normal_density, abs=0.002)
+    assert density == pytest.approx(normal_density(edges), abs=0.002)
     assert density.sum() * BIN_WIDTH == pytest.approx(1)
     assert results["share_outside"] == pytest.approx(0, abs=1e-9)
 
@@ -235,14 +253,16 @@ def test_scores_beyond_the_histogram_are_counted() -> None:
 
     sums.add(scores)
 
-    assert sums.results()["share_outside"] == pytest.approx(1 / 3)
+    results = sums.results()
+    assert results["share_outside"] == pytest.approx(1 / 3)
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
-    run = make_run(tmp_path_factory.mktemp("runs") / "angpt", data, AnGPT, n_layers=2)
-    checkpoint = load_checkpoint(str(run), "cpu")
-    validation = load_validation_data(checkpoint)
+    """The measurements of a trained and an untrained anGPT."""
+    folder = tmp_path_factory.mktemp("runs") / "angpt"
+    run = make_run(folder, data, AnGPT, n_layers=2)
+    checkpoint, validation = load_with_data(run)
     diagnose = Diagnose(DiagnoseSettings((64, 16), tokens=64))
     diagnose.plan([checkpoint], validation)
     return diagnose.measure(checkpoint, validation)["inside"]
@@ -251,7 +271,7 @@ def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, An
 def test_the_untrained_model_has_the_same_settings_and_initial_weights(
     record: dict[str, Any],
 ) -> None:
-    """The trained weights of this test are far from initial: alpha and s_z differ at least."""
+    """The trained weights are far from initial: alpha and s_z differ at least."""
     trained = record["trained"]["norms"]["h"]["mean"]
     untrained = record["untrained"]["norms"]["h"]["mean"]
 
@@ -263,17 +283,18 @@ def test_the_untrained_model_has_the_same_settings_and_initial_weights(
 def test_the_length_is_the_longest_that_training_has_seen(record: dict[str, Any]) -> None:
     """Training had 16 tokens a sequence: the ranges of 64 would reach 100."""
     assert record["length"] == 16
-    assert list(record["trained"]["scores"][0]["ranges"]) == ["0_to_1", "1_to_10", "10_to_100"]
+    first_layer, _ = record["trained"]["scores"]
+    assert list(first_layer["ranges"]) == ["0_to_1", "1_to_10", "10_to_100"]
 
 
 def test_the_table_has_a_row_for_each_layer_and_for_the_head() -> None:
     trained = {
-        "h": {"mean": [1.0, 2.0], "standard_deviation": [0.25, 0.5]},
-        "h_M": {"mean": [3.0], "standard_deviation": [1.0]},
+        "h": {"mean": [1.0, 2.0]},
+        "h_M": {"mean": [3.0]},
     }
     untrained = {
-        "h": {"mean": [1.0, 0.5], "standard_deviation": [0.0, 0.0]},
-        "h_M": {"mean": [0.75], "standard_deviation": [0.0]},
+        "h": {"mean": [1.0, 0.5]},
+        "h_M": {"mean": [0.75]},
     }
 
     table = norms_table(trained, untrained, "")
@@ -284,7 +305,8 @@ def test_the_table_has_a_row_for_each_layer_and_for_the_head() -> None:
 
 def test_the_axis_of_norms_ends_near_them() -> None:
     """Norms over a factor of 1000: an axis that begins below zero shows none of them."""
-    norms = {"h": {"mean": [0.3, 10.0, 400.0], "standard_deviation": [0.1, 3.0, 100.0]}}
+    h = {"mean": [0.3, 10.0, 400.0], "standard_deviation": [0.1, 3.0, 100.0]}
+    norms = {"h": h}
 
     figure = draw_norms(norms, norms, False)
 

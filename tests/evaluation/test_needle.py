@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
@@ -26,7 +26,11 @@ from tests.nn.models.tiny import tiny
 VOCABULARY = 320
 SUFFIX_LENGTH = 6
 LOGIT = 10.0
-"""Of the token that a `Finder` predicts; all other logits are 0."""
+"""The token that a `Finder` predicts has it; all other logits are 0."""
+
+
+def never(total: int) -> bool:
+    return False
 
 
 class Finder(nn.Module):
@@ -35,17 +39,16 @@ class Finder(nn.Module):
     It sees the last `reach` tokens, and predicts another token if `errs` is true of their sum.
     """
 
-    def __init__(
-        self, reach: int = 10_000, errs: Callable[[int], bool] = lambda total: False
-    ) -> None:
+    def __init__(self, reach: int = 10_000, errs: Callable[[int], bool] = never) -> None:
         super().__init__()
         self.reach = reach
         self.errs = errs
         self.unused = nn.Parameter(torch.zeros(1))
 
     def model(self, tokens: Tensor, n_logits: int) -> Tensor:
-        rows = torch.tensor(list(map(self.predict_all, tokens.tolist())))
-        return one_hot(rows[:, -n_logits:], VOCABULARY) * LOGIT
+        rows = list(map(self.predict_all, tokens.tolist()))
+        predictions = torch.tensor(rows)[:, -n_logits:]
+        return one_hot(predictions, VOCABULARY) * LOGIT
 
     def predict_all(self, tokens: list[int]) -> list[int]:
         predictions = []
@@ -56,20 +59,21 @@ class Finder(nn.Module):
     def predict(self, context: list[int]) -> int:
         context = context[-self.reach :]
         suffix = context[-SUFFIX_LENGTH:]
-        for start in range(len(context) - SUFFIX_LENGTH - 1, -1, -1):
-            end = start + SUFFIX_LENGTH
+        latest_end = len(context) - 1
+        for end in range(latest_end, SUFFIX_LENGTH - 1, -1):
+            start = end - SUFFIX_LENGTH
             if context[start:end] == suffix:
-                return (context[end] + self.errs(sum(context))) % VOCABULARY
+                error = int(self.errs(sum(context)))
+                return (context[end] + error) % VOCABULARY
         return 0
 
 
-def make_samples(haystack: Haystack, n: int, length: int, depth: float | None = None) -> Any:
-    """`n` samples with their answers; at depths from 0 to 1 by default."""
+def make_samples(haystack: Haystack, length: int, depths: Iterable[float]) -> Any:
+    """A sample with its answer at each depth."""
     samples = []
-    for i in range(n):
-        sample_depth = i / (n - 1) if depth is None else depth
-        random = np.random.RandomState(i)
-        samples.append(haystack.sample(length, sample_depth, random, held_out=True))
+    for number, depth in enumerate(depths):
+        random = np.random.RandomState(number)
+        samples.append(haystack.sample(length, depth, random, held_out=True))
     return samples
 
 
@@ -99,15 +103,15 @@ def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: in
 def test_a_model_that_sees_half_the_text_finds_the_later_needles(haystack: Haystack) -> None:
     result = measure(Finder(reach=130), haystack, 320)
 
-    matches = {depth["depth"]: depth["matches"] for depth in result["by_depth"]}
     earlier_half = {0: 0, 0.25: 0, 0.5: 0}
     later_half = {0.75: 3, 1: 3}
+    matches = {depth["depth"]: depth["matches"] for depth in result["by_depth"]}
     assert matches == earlier_half | later_half
 
 
 def test_a_match_is_an_answer_of_greedy_decoding(haystack: Haystack) -> None:
     model: Any = Finder(errs=lambda total: total % 8 == 0)
-    samples = make_samples(haystack, 16, 120)
+    samples = make_samples(haystack, 120, np.linspace(0, 1, 16))
 
     is_match, _ = score_answers(model, samples)
 
@@ -115,25 +119,27 @@ def test_a_match_is_an_answer_of_greedy_decoding(haystack: Haystack) -> None:
     for sample in samples:
         tokens = sample.tokens[: -sample.n_answer].tolist()
         answer = sample.tokens[-sample.n_answer :].tolist()
+        decoded = []
         for _ in answer:
-            tokens.append(model.predict(tokens))
-        is_decoded.append(tokens[-sample.n_answer :] == answer)
+            decoded.append(model.predict(tokens + decoded))
+        is_decoded.append(decoded == answer)
     assert is_match.tolist() == is_decoded
     assert 0 < sum(is_decoded) < 16
 
 
 def test_the_log_likelihood_is_of_the_answer(haystack: Haystack) -> None:
     model = tiny(AnGPT, vocab_size=VOCABULARY).eval()
-    samples = make_samples(haystack, 6, 130, depth=0.5)
-    assert len({sample.n_answer for sample in samples}) > 1
+    samples = make_samples(haystack, 130, [0.5] * 6)
+    lengths_of_answers = {sample.n_answer for sample in samples}
+    assert len(lengths_of_answers) > 1
 
     _, log_likelihoods = score_answers(model, samples)
 
     for sample, log_likelihood in zip(samples, log_likelihoods.tolist(), strict=True):
         tokens = torch.from_numpy(sample.tokens)
-        log_likelihoods_of_all = model(tokens[None, :-1])[0].log_softmax(-1)
-        by_token = log_likelihoods_of_all[range(130), tokens[1:]]
-        expected = by_token[-sample.n_answer :].sum().item()
+        (logits,) = model(tokens[None, :-1])
+        by_position = -cross_entropy(logits, tokens[1:], reduction="none")
+        expected = by_position[-sample.n_answer :].sum().item()
         assert log_likelihood == pytest.approx(expected, rel=1e-4)
 
 
@@ -146,12 +152,14 @@ def test_samples_depend_on_neither_model_nor_batch(
 
     model = tiny(GPT, vocab_size=VOCABULARY).eval()
     nats = by_depth("nats_per_token", model)
-
     monkeypatch.setattr(needle, "MAX_SAMPLE_TOKENS", 300)
 
-    assert by_depth("nats_per_token", model) == pytest.approx(nats, rel=1e-4)
+    nats_in_smaller_batches = by_depth("nats_per_token", model)
+    nats_of_another_seed = by_depth("nats_per_token", model, seed=1)
+
+    assert nats_in_smaller_batches == pytest.approx(nats, rel=1e-4)
+    assert nats_of_another_seed != pytest.approx(nats, rel=1e-4)
     assert by_depth("mean_depth", model) == by_depth("mean_depth", Finder())
-    assert by_depth("nats_per_token", model, seed=1) != pytest.approx(nats, rel=1e-4)
     assert len(set(nats)) == 5
 
 
@@ -166,7 +174,7 @@ def test_seeds_are_averaged() -> None:
 
     assert average["accuracy"] == 0.5
     assert average["nats_per_token"] == -0.5
-    assert average["accuracy_sd"] == pytest.approx(np.std([0.75, 0.25], ddof=1))
+    assert average["accuracy_sd"] == pytest.approx(math.sqrt(0.125))
     assert average["interval_95"] == wilson_interval(0.5, 20)
 
 
@@ -185,11 +193,11 @@ def test_a_single_seed_has_no_deviation() -> None:
     ],
 )
 def test_the_interval_is_wilsons(n_matches: int, n: int) -> None:
+    low, high = wilson_interval(n_matches / n, n)
+
     expected = binomtest(n_matches, n).proportion_ci(method="wilson")
-
-    interval = wilson_interval(n_matches / n, n)
-
-    assert interval == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert low == pytest.approx(expected.low, abs=1e-6)
+    assert high == pytest.approx(expected.high, abs=1e-6)
 
 
 def depths_with_matches(*matches: int) -> dict[str, Any]:
@@ -206,14 +214,18 @@ def drawn_numbers(axes: Any) -> list[list[float]]:
     """The numbers of a heat map, checked to be the numbers that are printed in its first row."""
     (image,) = axes.images
     numbers: list[list[float]] = image.get_array().tolist()
-    printed_in_first_row = [float(text) for text in texts_of(axes.texts[:2])]
+    first_row, *_ = numbers
+    printed = texts_of(axes.texts[:2])
     assert image.get_clim() == (0, 1)
-    assert printed_in_first_row == numbers[0]
+    assert list(map(float, printed)) == first_row
     return numbers
 
 
 def test_the_heat_map_shows_the_accuracies() -> None:
     """Two lengths and depths; two seeds that find some needles, and a seed that finds none."""
+    first_seed = [depths_with_matches(2, 2), depths_with_matches(1, 2)]
+    second_seed = [depths_with_matches(2, 2), depths_with_matches(0, 1)]
+    finds_none = [depths_with_matches(0, 0), depths_with_matches(0, 0)]
     record = {
         "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
         "checkpoints": [{"training_length": 128}] * 3,
@@ -221,11 +233,7 @@ def test_the_heat_map_shows_the_accuracies() -> None:
             {"label": "anGPT, SqrtLogN", "checkpoints": [0, 2]},
             {"label": "GPT+, plain", "checkpoints": [1]},
         ],
-        "measurements": [
-            [depths_with_matches(2, 2), depths_with_matches(1, 2)],
-            [depths_with_matches(0, 0), depths_with_matches(0, 0)],
-            [depths_with_matches(2, 2), depths_with_matches(0, 1)],
-        ],
+        "measurements": [first_seed, finds_none, second_seed],
     }
 
     with style(8):
@@ -253,16 +261,22 @@ def test_the_command_writes_numbers_page_and_figure(
     main(["needle", *map(str, runs), *options])
 
     record = json.loads((tmp_path / "needle.json").read_text())
+    manifest = TokenShards(tiny_shards).manifest
     assert record["command"].startswith("anlit needle ")
-    assert record["data"]["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
+    assert record["data"]["content_sha256"] == manifest["content_sha256"]
     pair, single = record["arms"]
+    lengths = [result["length"] for result in pair["lengths"]]
     assert pair["checkpoints"] == [0, 1]
     assert single["checkpoints"] == [2]
-    assert [result["length"] for result in pair["lengths"]] == [128, 256]
-    depths = record["measurements"][0][1]["by_depth"]
-    assert [depth["depth"] for depth in depths] == [0, 0.5, 1]
-    for depth in depths:
-        assert (depth["samples"], depth["matches"]) == (2, 0)
+    assert lengths == [128, 256]
+    _, at_256 = record["measurements"][0]
+    start, middle, end = at_256["by_depth"]
+    assert start["depth"] == 0
+    assert middle["depth"] == 0.5
+    assert end["depth"] == 1
+    for depth in (start, middle, end):
+        assert depth["samples"] == 2
+        assert depth["matches"] == 0
     page = (tmp_path / "needle.md").read_text()
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
