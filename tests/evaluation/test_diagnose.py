@@ -17,12 +17,11 @@ from anlit import GPT, AnGPT, LogN, load_checkpoint
 from anlit.commands.evaluations import main
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
-from anlit.evaluation.data import load_validation_data
 from anlit.evaluation.diagnose import Diagnose, complete_sequences, statistics_table
 from anlit.evaluation.diagnose_figures import last_bin
 from anlit.evaluation.settings import DiagnoseSettings
 from tests.data.prepared import END, random_tokens
-from tests.evaluation.saved import VAL_TOKENS, make_run
+from tests.evaluation.saved import VAL_TOKENS, load_with_data, make_run
 
 HEADS = 2
 STRENGTH = 0.8
@@ -31,17 +30,14 @@ LOG_N = LogN(STRENGTH, learned="never")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
-    return make_run(
-        tmp_path_factory.mktemp("runs") / "angpt", data, AnGPT, n_layers=2, attention=LOG_N
-    )
+    folder = tmp_path_factory.mktemp("runs") / "angpt"
+    return make_run(folder, data, AnGPT, n_layers=2, attention=LOG_N)
 
 
-def measure(
-    run: Path, lengths: list[int], tokens: int, masked: bool | None = None
-) -> dict[str, Any]:
-    checkpoint = load_checkpoint(str(run), "cpu")
-    data = load_validation_data(checkpoint)
-    diagnose = Diagnose(DiagnoseSettings(tuple(lengths), tokens=tokens, masking=masked))
+def measure(run: Path, length: int, tokens: int, masked: bool | None = None) -> dict[str, Any]:
+    checkpoint, data = load_with_data(run)
+    settings = DiagnoseSettings((length,), tokens=tokens, masking=masked)
+    diagnose = Diagnose(settings)
     diagnose.plan([checkpoint], data)
     return diagnose.measure(checkpoint, data)
 
@@ -49,36 +45,51 @@ def measure(
 def spread_sequences(length: int, n_rows: int) -> list[int]:
     """The numbers of `n_rows` sequences from all over the validation split."""
     n_sequences = (VAL_TOKENS - 1) // length
-    rows = np.arange(n_rows)
-    numbers: list[int] = ((rows + 0.5) * n_sequences / n_rows).astype(int).tolist()
+    n_sequences_of_a_row = n_sequences / n_rows
+    middles = (np.arange(n_rows) + 0.5) * n_sequences_of_a_row
+    numbers: list[int] = middles.astype(int).tolist()
     return numbers
 
 
-class PairByPair:
-    """Statistics of attention, computed for each query from its keys.
+class Query(NamedTuple):
+    """The statistics of a query."""
 
-    `queries` has (n, value) of each query, by name, layer and head.
-    """
+    n_keys: int
+    entropy: float
+    squared_average: float
+    """The square of the average value over the mean square of the values."""
+
+
+def statistics_of_query(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Query:
+    """From q of a query, (D,), and k and v of its visible keys, (n, D)."""
+    n, d_head = k.shape
+    scale = STRENGTH * math.log(n) / math.sqrt(d_head)
+    weights = (scale * (k @ q)).softmax(0)
+    entropy = -(weights * weights.log()).sum()
+    average = weights @ v
+    mean_square = v.square().sum(-1).mean()
+    squared_average = average.square().sum() / mean_square
+    return Query(n, entropy.item(), squared_average.item())
+
+
+class PairByPair:
+    """Statistics of attention, computed for each query from its keys, by layer and head."""
 
     def __init__(self, document_ids: np.ndarray) -> None:
         self.document_ids = document_ids
-        self.queries: dict[tuple[str, int, int], list[tuple[int, float]]] = defaultdict(list)
+        self.queries: dict[tuple[int, int], list[Query]] = defaultdict(list)
 
     def read(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        n_rows, n_heads, length, d_head = q.shape
+        """Add the queries of a layer. q, k, v: (B, H, T, D)."""
+        n_rows, n_heads, length, _ = q.shape
         for row, head, i in np.ndindex(n_rows, n_heads, length):
             ids = self.document_ids[row]
             keys = np.flatnonzero(ids[: i + 1] == ids[i])
-            n = len(keys)
-            scale = STRENGTH * math.log(n) / math.sqrt(d_head)
-            scores = k[row, head, keys].double() @ q[row, head, i].double()
+            query = q[row, head, i].double()
+            visible_keys = k[row, head, keys].double()
             values = v[row, head, keys].double()
-            weights = (scale * scores).softmax(0)
-            entropy = -(weights * weights.log()).sum()
-            average = weights @ values
-            size = average.square().sum() / values.square().sum(-1).mean()
-            self.queries["entropy", layer, head].append((n, entropy.item()))
-            self.queries["squared_average", layer, head].append((n, size.item()))
+            statistics = statistics_of_query(query, visible_keys, values)
+            self.queries[layer, head].append(statistics)
 
 
 def read_sequences(length: int, n_rows: int) -> np.ndarray:
@@ -112,24 +123,24 @@ def test_statistics_are_equal_to_attention_pair_by_pair(
     """3 sequences of 40 tokens, longer than in training; by layer, head and bin of n."""
     monkeypatch.setattr("anlit.nn.attention.observe.QUERIES_PER_BLOCK", 7)
 
-    record = measure(run, [40], 101, masked)
+    record = measure(run, 40, 101, masked)
 
     result = record["lengths"][40]
     assert record["masking"] is masked
     assert result["tokens"] == 120
     assert result["edges"] == [1, 2, 4, 8, 16, 32]
     expected = compute_pair_by_pair(run, 40, 3, masked)
-    n_statistics = 2
     n_layers = 2
-    assert len(expected.queries) == n_statistics * n_layers * HEADS
-    for (name, layer, head), queries in expected.queries.items():
-        n, value = np.array(queries).T
+    assert len(expected.queries) == n_layers * HEADS
+    for (layer, head), queries in expected.queries.items():
         for index, edge in enumerate(result["edges"]):
-            is_in_bin = (edge <= n) & (n < 2 * edge)
-            mean = value[is_in_bin].mean() if is_in_bin.any() else math.nan
-            actual = result["statistics"][name][layer][head][index]
-            assert result["queries"][index] == is_in_bin.sum()
-            assert actual == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
+            in_bin = [query for query in queries if edge <= query.n_keys < 2 * edge]
+            assert result["queries"][index] == len(in_bin)
+            for name in ("entropy", "squared_average"):
+                actual = result["statistics"][name][layer][head][index]
+                values = [getattr(query, name) for query in in_bin]
+                mean = np.mean(values) if values else math.nan
+                assert actual == pytest.approx(mean, rel=1e-4, nan_ok=True, abs=1e-6)
     if masked:
         assert result["queries"][0] > 3, "several documents in a sequence"
     else:
@@ -148,7 +159,7 @@ def test_every_length_reads_complete_sequences_from_all_over_the_split(
     run: Path, length: int, n_tokens: int, sequences: Sequence[int]
 ) -> None:
     """The split has 1,028 targets. The last 4 make no sequence."""
-    data = load_validation_data(load_checkpoint(str(run), "cpu"))
+    _, data = load_with_data(run)
     text = random_tokens(VAL_TOKENS, 0)
 
     batches = list(complete_sequences(data, length, n_tokens))
@@ -160,8 +171,8 @@ def test_every_length_reads_complete_sequences_from_all_over_the_split(
 
 
 def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
-    whole_split = measure(run, [16], tokens=10**9)
-    two_sequences = measure(run, [16], tokens=17)
+    whole_split = measure(run, 16, tokens=10**9)
+    two_sequences = measure(run, 16, tokens=17)
 
     assert whole_split["lengths"][16]["tokens"] == 64 * 16
     assert two_sequences["lengths"][16]["tokens"] == 2 * 16
@@ -170,14 +181,14 @@ def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
 def test_a_length_beyond_the_split_is_refused(run: Path) -> None:
     message = "val has no 2,000 tokens in a row: leave 2000 out of --lengths"
     with pytest.raises(UserError, match=message):
-        measure(run, [2000], 1)
+        measure(run, 2000, 1)
 
 
 def test_masking_is_as_in_training_by_default(tmp_path: Path, data: Path) -> None:
     run = make_run(tmp_path / "gpt", data, GPT, document_masking=False)
 
-    by_default = measure(run, [16], 16)
-    as_demanded = measure(run, [16], 16, masked=True)
+    by_default = measure(run, 16, 16)
+    as_demanded = measure(run, 16, 16, masked=True)
 
     assert by_default["masking"] is False
     assert as_demanded["masking"] is True
@@ -203,7 +214,9 @@ class Output(NamedTuple):
 def output(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Output:
     folder = tmp_path_factory.mktemp("output")
     options = ["--lengths=64,16", "--tokens=256", "--device=cpu", "--masking=off"]
-    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as progress:
+    printed = io.StringIO()
+    progress = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(progress):
         main(["diagnose", str(run), *options, f"--output={folder}"])
     return Output(folder, printed.getvalue(), progress.getvalue())
 
@@ -215,9 +228,13 @@ def test_the_command_writes_numbers(output: Output) -> None:
     assert record["checkpoints"][0]["label"].startswith("anGPT, ")
     assert record["lengths"].keys() == {"16", "64"}
     statistics = record["lengths"]["64"]["statistics"]
-    assert np.array(statistics["entropy"], dtype=float).shape == (2, HEADS, 6)
-    weight_of_first_token = statistics["weight_1_to_10"][0][0][0]
-    assert weight_of_first_token is None, "it has nothing at these distances"
+    entropy = np.array(statistics["entropy"], dtype=float)
+    n_layers = 2
+    n_bins = 6
+    assert entropy.shape == (n_layers, HEADS, n_bins)
+    first_layer, _ = statistics["weight_1_to_10"]
+    first_head, _ = first_layer
+    assert first_head[0] is None, "the first token has nothing at these distances"
 
 
 def test_the_report_has_a_section_for_each_length(output: Output) -> None:
@@ -263,11 +280,12 @@ def in_third_bin(*values: float) -> list[list[list[float]]]:
 
 def test_the_table_has_the_longest_context_with_enough_queries() -> None:
     """The bin [8, 16) has 1 of 200 queries, too few. Sizes are roots of mean squares."""
+    unknown = in_third_bin(math.nan, math.nan, math.nan)
     statistics: dict[str, Any] = {
-        "entropy": in_third_bin(math.nan, math.nan, math.nan),
-        "inverse_largest_weight": in_third_bin(math.nan, math.nan, math.nan),
-        "weight_latest_100": in_third_bin(math.nan, math.nan, math.nan),
-        "participation": in_third_bin(math.nan, math.nan, math.nan),
+        "entropy": unknown,
+        "inverse_largest_weight": unknown,
+        "weight_latest_100": unknown,
+        "participation": unknown,
         "attention_sink": in_third_bin(0.25, 0.5, math.nan),
         "squared_average": in_third_bin(0.25, 0.25, 0.25),
     }

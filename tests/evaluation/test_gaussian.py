@@ -30,16 +30,22 @@ def for_single_head(mechanism: Mechanism) -> Mechanism:
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("t", [100, 1_000, 10_000])
 @pytest.mark.parametrize(
-    "mechanism", [ScaleInvariant(), LogBias()], ids=["scale-invariant", "log bias"]
+    "mechanism",
+    [
+        pytest.param(ScaleInvariant(), id="scale-invariant"),
+        pytest.param(LogBias(), id="log bias"),
+    ],
 )
 def test_all_ranges_far_beyond_tau_hold_the_same_weight(
     mechanism: Mechanism, t: int, delta: int
 ) -> None:
     """√e·τ·ln((1+Δt/τ)/(1+t/τ)), the integral; the sum over keys differs by a share of 1/t."""
     tau = 10
-    exact = math.sqrt(math.e) * tau * math.log((1 + delta * t / tau) / (1 + t / tau))
+    end = delta * t
+    ratio = (1 + end / tau) / (1 + t / tau)
+    exact = math.sqrt(math.e) * tau * math.log(ratio)
 
-    total = expected_total(for_single_head(mechanism), delta * t, Range(t, delta * t))
+    total = expected_total(for_single_head(mechanism), end, Range(t, end))
 
     assert total == pytest.approx(exact, rel=1 / t)
 
@@ -61,32 +67,42 @@ def test_the_expected_weight_of_a_range_is_the_number_of_visible_keys_times_a_ke
     """A key has the weight e^{g²/2}. The range is [100, 1000)."""
     total = expected_total(for_single_head(mechanism), 1000, Range(100, 1000))
 
-    assert total == pytest.approx(n_keys * math.exp(gain**2 / 2))
+    weight_of_key = math.exp(gain**2 / 2)
+    assert total == pytest.approx(n_keys * weight_of_key)
 
 
 def test_a_range_beyond_the_window_has_no_weight() -> None:
     window = for_single_head(SlidingWindow(500, LOG_N))
 
-    assert math.isnan(expected_total(window, 1000, Range(500, 1000)))
+    total = expected_total(window, 1000, Range(500, 1000))
+
+    assert math.isnan(total)
 
 
+@pytest.mark.parametrize("distances", [Range(0, 1), Range(1, 10), Range(10, 100)], ids=str)
 @pytest.mark.parametrize(
-    "mechanism", [Plain(), ScaleInvariant(), SlidingWindow(60)], ids=["plain", "s-i", "window"]
+    "mechanism",
+    [
+        pytest.param(Plain(), id="plain"),
+        pytest.param(ScaleInvariant(), id="scale-invariant"),
+        pytest.param(SlidingWindow(60), id="window"),
+    ],
 )
-def test_the_expected_weight_is_the_mean_over_draws(mechanism: Mechanism) -> None:
-    """Within four standard errors of 20,000 draws, by distance."""
+def test_the_expected_weight_is_the_mean_over_draws(mechanism: Mechanism, distances: Range) -> None:
+    """Within four standard errors of 20,000 draws."""
+    single_head = for_single_head(mechanism)
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(20_000, 100, generator=generator, dtype=torch.float64)
-    single_head = for_single_head(mechanism)
     scale, m = distance_functions(single_head, 100, torch.float64)
     weights = (scale * scores + m).exp()
+    totals = weights[:, distances.first : distances.end].sum(1)
 
-    for span in (Range(0, 1), Range(1, 10), Range(10, 100)):
-        totals = weights[:, span.first : span.end].sum(1)
-        error = totals.std().item() / math.sqrt(20_000)
-        exact = expected_total(single_head, 100, span)
-        assert totals.mean().item() == pytest.approx(exact, abs=4 * error), span
-        assert error < 0.05 * exact
+    exact = expected_total(single_head, 100, distances)
+
+    mean = totals.mean().item()
+    error = totals.std().item() / math.sqrt(20_000)
+    assert mean == pytest.approx(exact, abs=4 * error)
+    assert error < 0.05 * exact
 
 
 def test_plain_attention_spreads_over_all_keys() -> None:
@@ -96,15 +112,21 @@ def test_plain_attention_spreads_over_all_keys() -> None:
     result = measure_mechanism(plain, 10_000, draws=30, seed=0)
     another_seed = measure_mechanism(plain, 10_000, draws=30, seed=1)
 
-    assert result["entropy"]["mean"] == pytest.approx(math.log(10_000) - 0.5, abs=0.01)
-    assert result["weight_1000_to_10000"]["mean"] == pytest.approx(0.9, abs=0.01)
-    assert result["entropy_1000_to_10000"]["mean"] == pytest.approx(math.log(9000) - 0.5, abs=0.01)
+    means = {name: estimate["mean"] for name, estimate in result.items()}
+    entropy = math.log(10_000) - 0.5
+    entropy_of_range = math.log(9000) - 0.5
+    assert means["entropy"] == pytest.approx(entropy, abs=0.01)
+    assert means["entropy_1000_to_10000"] == pytest.approx(entropy_of_range, abs=0.01)
+    assert means["weight_1000_to_10000"] == pytest.approx(0.9, abs=0.01)
     assert another_seed["entropy"] != result["entropy"]
 
 
 def test_ranges_of_distances_end_within_the_keys() -> None:
-    assert distance_ranges(1999, 2) == [Range(1, 2), Range(10, 20), Range(100, 200)]
-    assert distance_ranges(2000, 2)[-1] == Range(1000, 2000)
+    of_1999_keys = distance_ranges(1999, 2)
+    of_2000_keys = distance_ranges(2000, 2)
+
+    assert of_1999_keys == [Range(1, 2), Range(10, 20), Range(100, 200)]
+    assert of_2000_keys == [*of_1999_keys, Range(1000, 2000)]
     assert distance_ranges(99, 100) == []
 
 
@@ -115,32 +137,45 @@ def test_a_name_without_default_arguments_is_refused(name: str) -> None:
         build_mechanisms([name])
 
 
-OPTIONS = ["--mechanisms=Plain, SlidingWindow", "--lengths=1,20,200", "--draws=3", "--seed=5"]
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """The arguments for two mechanisms at three lengths."""
+    return [
+        "diagnose",
+        "--gaussian",
+        "--mechanisms=Plain, SlidingWindow",
+        "--lengths=1,20,200",
+        "--draws=3",
+        "--seed=5",
+        f"--output={tmp_path}",
+    ]
 
 
 def test_the_command_writes_numbers_report_and_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["diagnose", "--gaussian", *OPTIONS, f"--output={tmp_path}"]
-
     main(command)
 
     record: dict[str, Any] = json.loads((tmp_path / "gaussian.json").read_text())
-    assert (record["draws"], record["seed"]) == (3, 5)
+    assert record["draws"] == 3
+    assert record["seed"] == 5
     assert record["command"].startswith("anlit diagnose --gaussian")
-    results = record["mechanisms"]
-    assert results["Plain"]["1"]["entropy"] == {"mean": 0, "standard_error": 0}
-    assert results["SlidingWindow"]["200"]["attention_sink"]["mean"] is None
+    plain = record["mechanisms"]["Plain"]
+    window = record["mechanisms"]["SlidingWindow"]
+    assert plain["1"]["entropy"] == {"mean": 0, "standard_error": 0}
+    assert window["200"]["attention_sink"]["mean"] is None
     report = (tmp_path / "report.md").read_text()
-    for text in ("n = 200", "| Plain | 4", "| SlidingWindow |", "ranges.png", "seed 5"):
-        assert text in report
+    assert "n = 200" in report
+    assert "| Plain | 4" in report
+    assert "| SlidingWindow |" in report
+    assert "ranges.png" in report
+    assert "seed 5" in report
     assert (tmp_path / "ranges.png").stat().st_size > 10_000
     assert "Independent normal scores, n = 200 keys" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_report_of_another_command_is_not_replaced(tmp_path: Path) -> None:
-    command = ["diagnose", "--gaussian", *OPTIONS, f"--output={tmp_path}"]
+def test_the_report_of_another_command_is_not_replaced(command: list[str], tmp_path: Path) -> None:
     main(command)
     main(command)  # it may replace its own report
     # `anlit compare` writes this file.

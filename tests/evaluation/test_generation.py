@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from anlit import GPT, NGPT, ALiBi, AnGPT, DynamicNTK, ScaleInvariant, SlidingWindow, SqrtLogN
 from anlit.data.batch import document_ids
 from anlit.errors import UserError
 from anlit.evaluation.generation import Continuation, Request, Sampling, Separator, generate
+from anlit.nn.models.decoder import Decoder
 from tests.nn.attention.examples import SHIPPED
 from tests.nn.models.tiny import decoder, random_tokens
 
@@ -32,7 +34,8 @@ class EndlessSampling(Sampling):
     """Draws no end of a document."""
 
     def draw(self, logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-        return super().draw(logits.index_fill(-1, torch.tensor(END), -1e9), uniform)
+        end = torch.tensor(END)
+        return super().draw(logits.index_fill(-1, end, -1e9), uniform)
 
 
 MODELS = {
@@ -52,28 +55,39 @@ MODELS = {
 
 
 @pytest.mark.parametrize("n_tokens", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(EndlessSampling(temperature=0), id="greedy"),
+        pytest.param(EndlessSampling(seed=4), id="sampled"),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_the_cache_does_not_change_the_tokens(name: str, n_tokens: int) -> None:
+def test_the_cache_does_not_change_the_tokens(name: str, sampling: Sampling, n_tokens: int) -> None:
     """A single forward pass over prompt and continuation chooses the same token everywhere."""
     architecture, settings, separator = MODELS[name]
     model = decoder(architecture, **settings)
 
-    for sampling in (EndlessSampling(temperature=0), EndlessSampling(seed=4)):
-        continuations = generate(model, REQUESTS, n_tokens, sampling, separator)
+    continuations = generate(model, REQUESTS, n_tokens, sampling, separator)
 
-        for request, continuation in zip(REQUESTS, continuations, strict=True):
-            tokens = np.array([[*request.prompt, *continuation.tokens]])
-            ids = document_ids(tokens, separator.token, separator.at)
-            all_logits = model(torch.from_numpy(tokens), torch.from_numpy(ids))[0]
-            logits = all_logits[len(request.prompt) - 1 : -1]
-            uniforms = sampling.uniforms(request.sample, n_tokens)
-            expected = sampling.draw(logits, uniforms)
-            log_likelihoods = logits.log_softmax(-1)
-            expected_log_likelihoods = log_likelihoods[range(n_tokens), expected].tolist()
-            assert len(continuation.tokens) == n_tokens
-            assert continuation.tokens == expected.tolist()
-            assert continuation.log_likelihood == pytest.approx(expected_log_likelihoods)
+    for request, continuation in zip(REQUESTS, continuations, strict=True):
+        text = [*request.prompt, *continuation.tokens]
+        logits = single_pass(model, text, separator)[len(request.prompt) - 1 : -1]
+        uniforms = sampling.uniforms(request.sample, n_tokens)
+        expected = sampling.draw(logits, uniforms)
+        log_likelihoods = -cross_entropy(logits, expected, reduction="none")
+        assert len(continuation.tokens) == n_tokens
+        assert continuation.tokens == expected.tolist()
+        assert continuation.log_likelihood == pytest.approx(log_likelihoods.tolist())
+
+
+def single_pass(model: Decoder, text: list[int], separator: Separator) -> torch.Tensor:
+    """The logits of a text without a cache, (T, V)."""
+    tokens = np.array([text])
+    ids = document_ids(tokens, separator.token, separator.at)
+    (logits,) = model(torch.from_numpy(tokens), torch.from_numpy(ids))
+    return logits
 
 
 TWO_SAMPLES_EACH = [Request(prompt, sample) for prompt, sample in product(PROMPTS, (0, 1))]
@@ -83,16 +97,8 @@ N_ALLOWED = 20
 def continue_all(requests: list[Request], batch_size: int, **options: Any) -> list[Continuation]:
     """Sample up to 40 tokens for each request, of the first `N_ALLOWED` tokens."""
     model = decoder(AnGPT, attention=ScaleInvariant())
-    return generate(
-        model,
-        requests,
-        40,
-        SAMPLED,
-        SEPARATOR,
-        batch_size=batch_size,
-        n_allowed=N_ALLOWED,
-        **options,
-    )
+    options |= {"batch_size": batch_size, "n_allowed": N_ALLOWED}
+    return generate(model, requests, 40, SAMPLED, SEPARATOR, **options)
 
 
 def tokens_of(continuations: list[Continuation]) -> list[list[int]]:
@@ -115,7 +121,8 @@ def test_samples_differ_and_have_allowed_tokens_without_the_end() -> None:
     continuations = continue_all(TWO_SAMPLES_EACH, batch_size=8)
 
     tokens = tokens_of(continuations)
-    assert len(set(map(tuple, tokens))) == 8
+    different_continuations = set(map(tuple, tokens))
+    assert len(different_continuations) == 8
     finishes = {continuation.finish for continuation in continuations}
     assert finishes == {"end_of_document", "length"}
     drawn_tokens = set().union(*tokens)
@@ -146,7 +153,8 @@ def test_drawing_follows_the_distribution() -> None:
 
     def shares(**settings: Any) -> list[float]:
         drawn = Sampling(**settings).draw(rows, uniforms)
-        return (torch.bincount(drawn, minlength=4) / len(drawn)).tolist()
+        counts = torch.bincount(drawn, minlength=4)
+        return (counts / len(drawn)).tolist()
 
     probabilities = logits.softmax(-1).tolist()
     flatter_probabilities = (logits / 2).softmax(-1).tolist()
@@ -186,7 +194,10 @@ def test_wrong_prompts_are_refused_before_anything_is_generated(
     requests = [*REQUESTS, Request(prompt)]
     events: list[object] = []
 
+    def record(*event: int) -> None:
+        events.append(event)
+
     with pytest.raises(UserError, match=message):
-        generate(model, requests, max_tokens, GREEDY, on_token=lambda *event: events.append(event))
+        generate(model, requests, max_tokens, GREEDY, on_token=record)
 
     assert not events

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,79 +24,96 @@ from tests.nn.models.tiny import decoder, random_tokens
 
 LENGTH = 16
 END = 3
-DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in (1, 2, 15, 16, 17, 40, 3)]
+LENGTHS = (1, 2, 15, 16, 17, 40, 3)
+DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in LENGTHS]
 TEXTS = ["the cat sat on the mat by the dog " * 12, "naïve café – ☕ 🐈 for the cats", "x"]
 
-Score = tuple[float, int, int]
-"""Log-likelihood, rank and number of tokens of context."""
 
+class Case(NamedTuple):
+    """How documents are scored."""
 
-@torch.no_grad()
-def score_by_hand(
-    model: Decoder, tokens: np.ndarray, stride: int, separator: int | None, is_seen: bool
-) -> list[Score]:
-    """Score each token by a forward pass of its own over its window.
-
-    `is_seen`: whether the tokens after the first see the separator.
-    """
-    row = tokens if separator is None else np.concatenate(([separator], tokens))
-    n_separators = len(row) - len(tokens)
-    scores: list[Score] = []
-    if not n_separators:
-        scores.append((np.nan, 0, 0))
-    for target in range(1, len(row)):
-        n_later_windows = math.ceil(max(0, target - LENGTH) / stride)
-        begin = max(0, min(len(row) - 1, LENGTH + n_later_windows * stride) - LENGTH)
-        is_hidden = bool(n_separators and begin == 0 and target > 1 and not is_seen)
-        context = row[begin + is_hidden : target]
-        log_likelihoods = model(torch.from_numpy(context)[None])[0, -1].log_softmax(-1)
-        log_likelihood = log_likelihoods[row[target]]
-        rank = int((log_likelihoods > log_likelihood).sum()) + 1
-        n_context = target - n_separators - max(0, begin - n_separators)
-        scores.append((log_likelihood.item(), rank, n_context))
-    return scores
+    separator: Separator
+    settings: dict[str, Any]
+    """Of the model."""
+    stride: int
+    is_separator_seen: bool
+    """By the tokens after the first."""
 
 
 CASES = {
-    "separator at the end": (Separator(END, "end"), {}, 6, False),
-    "separator at the start": (Separator(END, "start"), {}, 1, True),
-    "no masking": (Separator(END, "end"), {"document_masking": False}, 16, True),
-    "no separator": (Separator(), {"attention": LogN()}, 6, True),
+    "separator at the end": Case(Separator(END, "end"), {}, 6, False),
+    "separator at the start": Case(Separator(END, "start"), {}, 1, True),
+    "no masking": Case(Separator(END, "end"), {"document_masking": False}, 16, True),
+    "no separator": Case(Separator(), {"attention": LogN()}, 6, True),
 }
-"""Separator, settings of the model, stride, and whether tokens see the separator."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_scores_are_equal_to_single_passes(name: str) -> None:
-    separator, settings, stride, is_seen = CASES[name]
-    model = decoder(AnGPT, **{"attention": ScaleInvariant(), **settings})
-    documents = []
-    expected = []
-    for tokens in DOCUMENTS:
-        tokens = np.where(tokens == END, END + 1, tokens)
-        documents.append(tokens)
-        expected.append(score_by_hand(model, tokens, stride, separator.token, is_seen))
+class Score(NamedTuple):
+    """The score of a token."""
 
-    for batch_size in (1, 3, None):
-        scores = list(score_documents(model, documents, LENGTH, stride, separator, batch_size))
+    log_likelihood: float
+    rank: int
+    n_context: int
+    """Tokens of the context."""
 
-        for actual, expected_scores in zip(scores, expected, strict=True):
-            log_likelihood, rank, n_context = zip(*expected_scores, strict=True)
-            np.testing.assert_allclose(actual.log_likelihood, log_likelihood, rtol=1e-5, atol=1e-5)
-            assert actual.rank.tolist() == list(rank)
-            assert actual.n_context.tolist() == list(n_context)
+
+@torch.no_grad()
+def score_by_hand(model: Decoder, tokens: np.ndarray, case: Case) -> list[Score]:
+    """Score each token by a forward pass of its own over its window."""
+    row = tokens
+    scores: list[Score] = []
+    if case.separator.token is None:
+        scores.append(Score(np.nan, 0, 0))
+    else:
+        row = np.append(case.separator.token, tokens)
+    n_separators = len(row) - len(tokens)
+    for target in range(1, len(row)):
+        n_later_windows = math.ceil(max(0, target - LENGTH) / case.stride)
+        end_of_window = min(len(row) - 1, LENGTH + n_later_windows * case.stride)
+        begin = max(0, end_of_window - LENGTH)
+        n_context = target - n_separators - max(0, begin - n_separators)
+        if n_separators and begin == 0 and target > 1 and not case.is_separator_seen:
+            begin = 1
+        context = torch.from_numpy(row[begin:target])
+        (logits,) = model(context[None])
+        log_likelihoods = logits[-1].log_softmax(-1)
+        log_likelihood = log_likelihoods[row[target]]
+        n_better = int((log_likelihoods > log_likelihood).sum())
+        scores.append(Score(log_likelihood.item(), 1 + n_better, n_context))
+    return scores
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, None])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_scores_are_equal_to_single_passes(case: Case, batch_size: int | None) -> None:
+    model = decoder(AnGPT, **{"attention": ScaleInvariant(), **case.settings})
+    documents = [np.where(tokens == END, END + 1, tokens) for tokens in DOCUMENTS]
+
+    scores = list(
+        score_documents(model, documents, LENGTH, case.stride, case.separator, batch_size)
+    )
+
+    for tokens, actual in zip(documents, scores, strict=True):
+        by_hand = score_by_hand(model, tokens, case)
+        log_likelihood, rank, n_context = zip(*by_hand, strict=True)
+        assert_close(actual.log_likelihood, log_likelihood)
+        assert actual.rank.tolist() == list(rank)
+        assert actual.n_context.tolist() == list(n_context)
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_positions_that_follow_the_length_do_not_depend_on_the_batch() -> None:
-    model = decoder(GPT, attention=ScaleInvariant(), positions=DynamicNTK(training_length=8))
+    positions = DynamicNTK(training_length=8)
+    model = decoder(GPT, attention=ScaleInvariant(), positions=positions)
 
     together = list(score_documents(model, DOCUMENTS, LENGTH, 6))
 
     for tokens, expected in zip(DOCUMENTS, together, strict=True):
         (alone,) = score_documents(model, [tokens], LENGTH, 6, batch_size=1)
-        np.testing.assert_allclose(
-            alone.log_likelihood, expected.log_likelihood, rtol=1e-5, atol=1e-5
-        )
+        assert_close(alone.log_likelihood, expected.log_likelihood)
 
 
 def write_json_lines(file: Path, texts: list[str]) -> None:
@@ -104,43 +122,65 @@ def write_json_lines(file: Path, texts: list[str]) -> None:
             stream.write(json.dumps({"text": text}) + "\n")
 
 
+class Printed(NamedTuple):
+    """What the command prints."""
+
+    totals: dict[str, Any]
+    warnings: str
+
+
+@pytest.fixture
+def score(tmp_path: Path, capsys) -> Callable[..., Printed]:
+    """score(run, files…) → `Printed`. The table is FOLDER/scores/scores.parquet."""
+
+    def run_command(run: Path, *files: Path) -> Printed:
+        output = tmp_path / "scores" / "scores.parquet"
+        command = ["score", *map(str, [run, *files]), f"--output={output}", "--json"]
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        return Printed(json.loads(printed.out, parse_constant=pytest.fail), printed.err)
+
+    return run_command
+
+
 def test_the_table_has_every_token_of_every_text(
-    run_with_text: Path, tmp_path: Path, capsys
+    run_with_text: Path, tmp_path: Path, score
 ) -> None:
+    first_text, *other_texts = TEXTS
     text_file = tmp_path / "text.txt"
-    text_file.write_text(TEXTS[0], encoding="utf-8")
+    text_file.write_text(first_text, encoding="utf-8")
     lines_file = tmp_path / "texts.jsonl"
-    write_json_lines(lines_file, TEXTS[1:])
-    files = [str(text_file), str(lines_file)]
-    output = tmp_path / "scores" / "out.parquet"
+    write_json_lines(lines_file, other_texts)
 
-    options = [f"--output={output}", "--json"]
-    assert main(["score", str(run_with_text), *files, *options]) == 0
+    totals, _ = score(run_with_text, text_file, lines_file)
 
-    totals = json.loads(capsys.readouterr().out)
-    table = pq.read_table(output)
+    table = pq.read_table(tmp_path / "scores" / "scores.parquet")
     rows = table.to_pylist()
     documents: list[list[dict[str, Any]]] = [[], [], []]
     for row in rows:
         documents[row["document"]].append(row)
-    sources = [files[0], files[1], files[1]]
+    sources = [text_file, lines_file, lines_file]
     for document, text, file in zip(documents, TEXTS, sources, strict=True):
         check_document(document, text, file)
         has_partial_characters = "" in (row["text"] for row in document)
         assert has_partial_characters == (text == TEXTS[1])
     nats = -sum(row["log_likelihood"] for row in rows)
     n_bytes = len("".join(TEXTS).encode())
+    bits = nats / math.log(2)
     assert totals["documents"] == 3
-    assert totals["tokens"] == totals["scored"] == len(rows)
+    assert totals["tokens"] == len(rows)
+    assert totals["scored"] == len(rows)
     assert totals["bytes"] == n_bytes
     assert totals["nats"] == pytest.approx(nats)
-    assert totals["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes)
+    assert totals["bits_per_byte"] == pytest.approx(bits / n_bytes)
     record = json.loads(table.schema.metadata[b"anlit"])
-    assert (record["length"], record["stride"], record["architecture"]) == (16, 8, "GPT")
+    assert record["length"] == 16
+    assert record["stride"] == 8
+    assert record["architecture"] == "GPT"
     assert record["command"].startswith("anlit score ")
 
 
-def check_document(rows: list[dict[str, Any]], text: str, file: str) -> None:
+def check_document(rows: list[dict[str, Any]], text: str, file: Path) -> None:
     """The rows have all tokens of a document in order, and their text is the document."""
     content = text.encode()
     joined = ""
@@ -155,14 +195,12 @@ def check_document(rows: list[dict[str, Any]], text: str, file: str) -> None:
     assert rows[-1]["byte_end"] == len(content)
 
 
-def test_totals_without_documents_are_null(run_with_text: Path, tmp_path: Path, capsys) -> None:
+def test_totals_without_documents_are_null(run_with_text: Path, tmp_path: Path, score) -> None:
     empty_file = tmp_path / "empty.jsonl"
     empty_file.touch()
-    output = tmp_path / "o.parquet"
 
-    main(["score", str(run_with_text), str(empty_file), "--output", str(output), "--json"])
+    totals, _ = score(run_with_text, empty_file)
 
-    totals = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert totals == {
         "nats_per_token": None,
         "bits_per_byte": None,
@@ -179,7 +217,7 @@ def test_a_record_without_a_text_is_named_and_no_table_written(
     run_with_text: Path, tmp_path: Path, refusal
 ) -> None:
     file = tmp_path / "text.jsonl"
-    file.write_text(json.dumps({"text": TEXTS[0]}) + "\n{}")
+    file.write_text('{"text": "the cat"}\n{}')
 
     message = refusal("score", run_with_text, file, "--output", tmp_path / "out.parquet")
 
@@ -187,21 +225,31 @@ def test_a_record_without_a_text_is_named_and_no_table_written(
     assert not list(tmp_path.glob("*.parquet*"))
 
 
-@pytest.mark.parametrize(("text", "is_changed"), [("the cat sat", False), ("The Cat sat", True)])
-def test_a_text_that_the_tokenizer_changes_has_no_bits_per_byte(
-    text: str, is_changed: bool, tmp_path: Path, capsys
-) -> None:
+NO_BITS = "gives back 1 of 1 documents as another text, so bits per byte are not known"
+
+
+def test_a_text_that_the_tokenizer_changes_has_no_bits_per_byte(tmp_path: Path, score) -> None:
     tokenizer = train_bpe(TEXTS, VOCABULARY - 10)
     tokenizer.normalizer = normalizers.Lowercase()
     run = make_run_with_text(tmp_path, GPT, tokenizer)
-    (tmp_path / "text.txt").write_text(text)
-    output = ["--output", str(tmp_path / "o.parquet"), "--json"]
+    file = tmp_path / "text.txt"
+    file.write_text("The Cat sat")
 
-    assert main(["score", str(run), str(tmp_path / "text.txt"), *output]) == 0
+    totals, warnings = score(run, file)
 
-    printed = capsys.readouterr()
-    totals = json.loads(printed.out)
-    warning = "gives back 1 of 1 documents as another text, so bits per byte are not known"
-    assert totals["changed"] == int(is_changed)
-    assert (totals["bits_per_byte"] is None) == is_changed
-    assert (warning in printed.err) == is_changed
+    assert totals["changed"] == 1
+    assert totals["bits_per_byte"] is None
+    assert NO_BITS in warnings
+
+
+def test_a_text_that_the_tokenizer_gives_back_has_bits_per_byte(
+    run_with_text: Path, tmp_path: Path, score
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("the cat sat")
+
+    totals, warnings = score(run_with_text, file)
+
+    assert totals["changed"] == 0
+    assert totals["bits_per_byte"] > 0
+    assert "bits per byte" not in warnings
