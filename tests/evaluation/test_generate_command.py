@@ -25,7 +25,8 @@ def generate_records(capsys: Capture, *arguments: object) -> list[dict[str, Any]
     """The records that `anlit generate --json` prints."""
     capsys.readouterr()
     assert main(["generate", *map(str, arguments), "--json"]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    return list(map(json.loads, lines))
 
 
 def test_json_lines_and_the_printed_text_are_the_same(
@@ -40,16 +41,24 @@ def test_json_lines_and_the_printed_text_are_the_same(
     assert main(["generate", *command]) == 0
     printed = capsys.readouterr().out
 
-    samples = [(record["prompt"], record["sample"]) for record in records]
-    assert samples == [("the cat", 0), ("the cat", 1), ("café ☕", 0), ("café ☕", 1)]
+    prompts = [record["prompt"] for record in records]
+    samples = [record["sample"] for record in records]
+    assert prompts == ["the cat", "the cat", "café ☕", "café ☕"]
+    assert samples == [0, 1, 0, 1]
+    headers = [
+        "--- prompt 1, sample 1",
+        "--- prompt 1, sample 2",
+        "--- prompt 2, sample 1",
+        "--- prompt 2, sample 2",
+    ]
     position = -1
-    for number, record in enumerate(records):
+    for header, record in zip(headers, records, strict=True):
         assert len(record["tokens"]) == len(record["log_likelihood"])
         assert record["finish"] in ("length", "end_of_document")
         assert max(record["tokens"]) < VOCABULARY - 10, "tokens above have no text"
-        header = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1}\n{record['prompt']}"
         text = record["text"].rstrip("�")  # bytes of an unfinished character are not printed
-        expected = without_control_codes(header + text, PLAIN_CONTROLS)
+        block = f"{header}\n{record['prompt']}{text}"
+        expected = without_control_codes(block, PLAIN_CONTROLS)
         position = printed.index(expected, position + 1)
 
 
@@ -60,17 +69,16 @@ def test_the_space_before_a_continuation_is_kept(tmp_path: Path, capsys: Capture
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     run = make_run_with_text(tmp_path, GPT, tokenizer)
-    command = ["generate", str(run), "a b", "--max_tokens=5"]
+    arguments = [str(run), "a b", "--max_tokens=5"]
 
-    (record,) = generate_records(capsys, *command[1:])
-    assert main(command) == 0
+    (record,) = generate_records(capsys, *arguments)
+    assert main(["generate", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert main([*command, "--samples=2"]) == 0
+    assert main(["generate", *arguments, "--samples=2"]) == 0
     printed_samples = capsys.readouterr().out
 
-    expected = ""
-    for token in record["tokens"]:
-        expected += " " + "abcd"[token - 1]
+    words = ["", " a", " b", " c", " d"]
+    expected = "".join(words[token] for token in record["tokens"])
     assert expected
     assert record["text"] == expected
     assert printed == f"a b{record['text']}\n"
@@ -82,7 +90,7 @@ def test_a_single_prompt_is_printed_without_a_header(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("the dog"))
 
-    assert main(["generate", str(run_with_text), "--temperature", "0", "--max_tokens", "5"]) == 0
+    assert main(["generate", str(run_with_text), "--temperature=0", "--max_tokens=5"]) == 0
 
     assert capsys.readouterr().out.startswith("the dog")
 
@@ -94,7 +102,8 @@ def test_a_prompt_may_follow_an_option(run_with_text: Path, capsys: Capture) -> 
     between = generate_records(capsys, run_with_text, "the cat", *options, "the dog")
     at_the_end = generate_records(capsys, run_with_text, *options, "the cat", "the dog")
 
-    assert between == at_the_end == expected
+    assert between == expected
+    assert at_the_end == expected
 
 
 def test_moved_runs_and_exports_keep_tokenizer_and_separator(
@@ -128,7 +137,8 @@ def test_a_separator_comes_before_the_prompt_if_the_model_saw_it(
     tokens = tokenizer.encode_prompt("the cat", checkpoint)
 
     text_tokens = tokenizer.tokenizer.encode("the cat").ids
-    assert tokens == (text_tokens if has_masking else [END, *text_tokens])
+    separator = [] if has_masking else [END]
+    assert tokens == separator + text_tokens
 
 
 def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, refusal) -> None:

@@ -21,7 +21,13 @@ from tests.data.prepared import END, VOCABULARY, write_prepared
 from tests.evaluation.saved import LENGTH, TEXTS
 
 TOKENIZER = train_bpe(TEXTS, VOCABULARY - 10)
-SIZE = {"vocab_size": VOCABULARY, "context_length": LENGTH, "n_layers": 2, "n_heads": 2}
+SIZE = {
+    "vocab_size": VOCABULARY,
+    "context_length": LENGTH,
+    "n_layers": 2,
+    "n_heads": 2,
+    "d_model": 32,
+}
 VALIDATION = {"max_steps": 4, "val_check_interval": 2, "check_val_every_n_epoch": None}
 
 
@@ -30,8 +36,12 @@ def write_texts(folder: Path, texts: list[str], document_token_at: str = "end") 
     tokens: list[int] = []
     for text in texts:
         document = TOKENIZER.encode(text).ids
-        tokens += [*document, END] if document_token_at == "end" else [END, *document]
-    streams = {"train": np.array(40 * tokens, "uint16"), "val": np.array(tokens, "uint16")}
+        if document_token_at == "end":
+            tokens += [*document, END]
+        else:
+            tokens += [END, *document]
+    val = np.array(tokens, "uint16")
+    streams = {"train": np.tile(val, 40), "val": val}
     write_prepared(folder, streams, document_token_at=document_token_at)
     TOKENIZER.save(str(folder / "tokenizer.json"))
     return folder
@@ -47,7 +57,7 @@ def train(
 ) -> GPT:
     """Train for four steps with two validations."""
     torch.manual_seed(0)
-    model = GPT(**SIZE, d_model=32, **settings)
+    model = GPT(**SIZE, **settings)
     data = TokenShards(str(shards), batch_size=2)
     trainer = quiet_trainer(
         **VALIDATION, callbacks=callbacks, logger=logger, default_root_dir=folder
@@ -56,9 +66,9 @@ def train(
     return model
 
 
-def read_texts(folder: Path) -> list[str]:
+def read_samples(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "samples.jsonl").read_text().splitlines()
-    return [json.loads(line)["text"] for line in lines]
+    return list(map(json.loads, lines))
 
 
 def test_compiled_blocks_see_no_length_of_a_sample(
@@ -74,13 +84,17 @@ def test_compiled_blocks_see_no_length_of_a_sample(
 
         return run
 
-    train(shards, tmp_path / "eager", [Samples(["the cat"], 8)])
+    eager = tmp_path / "eager"
+    compiled = tmp_path / "compiled"
+    train(shards, eager, [Samples(["the cat"], 8)])
     monkeypatch.setattr(torch, "compile", compile_block)
     runtime = Runtime(compile=True, recompute_every=2)
-    train(shards, tmp_path / "compiled", [Samples(["the cat"], 8)], runtime=runtime)
+    train(shards, compiled, [Samples(["the cat"], 8)], runtime=runtime)
 
+    texts = [sample["text"] for sample in read_samples(compiled)]
+    eager_texts = [sample["text"] for sample in read_samples(eager)]
     assert lengths == {LENGTH}
-    assert read_texts(tmp_path / "compiled") == read_texts(tmp_path / "eager")
+    assert texts == eager_texts
 
 
 class Watch(L.Callback):
@@ -90,17 +104,18 @@ class Watch(L.Callback):
         self.states: list[Any] = []
 
     def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if batch_idx == 0:
             layers = attention_layers(pl_module)
-            state = [
-                torch.get_rng_state().tolist(),
-                str(np.random.get_state()),
-                [module.training for module in pl_module.modules()],
-                [(layer.may_compile, dict(layer.kernels)) for layer in layers],
-                torch.is_inference_mode_enabled(),
-            ]
+            state = {
+                "random numbers": torch.get_rng_state().tolist(),
+                "numpy's random numbers": str(np.random.get_state()),
+                "training": [module.training for module in pl_module.modules()],
+                "may compile": [layer.may_compile for layer in layers],
+                "kernels": [dict(layer.kernels) for layer in layers],
+                "inference mode": torch.is_inference_mode_enabled(),
+            }
             self.states.append(state)
 
 
@@ -108,7 +123,8 @@ def test_nothing_of_the_model_and_of_random_numbers_changes(shards: Path, tmp_pa
     first_watch = Watch()
     last_watch = Watch()
 
-    train(shards, tmp_path, [first_watch, Samples(["the cat"], 8), last_watch], dropout=0.5)
+    callbacks = [first_watch, Samples(["the cat"], 8), last_watch]
+    train(shards, tmp_path, callbacks, dropout=0.5)
 
     assert len(last_watch.states) == 3  # with the validation before the first step
     assert last_watch.states == first_watch.states
@@ -135,35 +151,39 @@ def test_weights_and_biases_gets_a_table_per_validation(shards: Path, tmp_path: 
 
     train(shards, tmp_path, [Samples(["the cat", "the dog"], 8)], logger)
 
-    lines = [*map(json.loads, (tmp_path / "samples.jsonl").read_text().splitlines())]
-    columns = ["step", "tokens", "prompt", "text"]
-    assert [key for key, *_ in logger.tables] == ["samples"] * 2
-    all_rows = []
-    for step, (_, names, rows, settings) in zip((1, 3), logger.tables, strict=True):
-        assert names == columns
-        assert settings == {"step": step}
-        all_rows += rows
-    assert all_rows == [list(line.values()) for line in lines]
-    assert [list(line) for line in lines] == [columns] * 4
-    assert [line["step"] for line in lines] == [1, 1, 3, 3]
+    samples = read_samples(tmp_path)
+    assert [sample["step"] for sample in samples] == [1, 1, 3, 3]
+    first_table, second_table = logger.tables
+    check_table(first_table, samples[:2])
+    check_table(second_table, samples[2:])
+
+
+def check_table(table: Any, samples: list[dict[str, Any]]) -> None:
+    """A table of Weights & Biases has the samples of a validation."""
+    key, columns, rows, settings = table
+    assert key == "samples"
+    assert columns == ["step", "tokens", "prompt", "text"]
+    assert settings == {"step": samples[0]["step"]}
+    for row, sample in zip(rows, samples, strict=True):
+        assert dict(zip(columns, row, strict=True)) == sample
 
 
 @pytest.mark.parametrize("token_at", ["end", "start"])
 def test_default_prompts_begin_documents_that_differ(token_at: str, tmp_path: Path) -> None:
     texts = ["the cat sat", "", "the cat sat", "and the dog", "naïve", "café", "by the cat"]
-    data = TokenShards(str(write_texts(tmp_path / "data", texts, token_at)))
+    folder = write_texts(tmp_path / "data", texts, token_at)
 
-    prompts = document_beginnings(data, TOKENIZER)
+    prompts = document_beginnings(TokenShards(str(folder)), TOKENIZER)
 
     assert prompts == ["the cat sat", "and the dog", "naïve", "café"]
 
 
 def test_a_long_document_is_cut_between_characters(tmp_path: Path) -> None:
     text = "x" * 15 + "☕☕"
-    data = TokenShards(str(write_texts(tmp_path / "data", [text])))
+    folder = write_texts(tmp_path / "data", [text])
     assert len(TOKENIZER.encode(text).ids) > 16
 
-    (prompt,) = document_beginnings(data, TOKENIZER)
+    (prompt,) = document_beginnings(TokenShards(str(folder)), TOKENIZER)
 
     assert prompt
     assert text.startswith(prompt)
@@ -174,7 +194,20 @@ def test_folders_of_a_mixture_take_turns(tmp_path: Path) -> None:
     second = write_texts(tmp_path / "second", ["the cat", "the dog"])
     data = Mixture({"a": str(first), "b": str(second)})
 
-    assert document_beginnings(data, TOKENIZER) == ["one", "the cat", "two", "the dog"]
+    prompts = document_beginnings(data, TOKENIZER)
+
+    assert prompts == ["one", "the cat", "two", "the dog"]
+
+
+def check_refusal(samples: Samples, sentence: str, **changes: Any) -> None:
+    """A run on a user's own loader is refused before the first step."""
+    trainer = quiet_trainer(**VALIDATION, callbacks=[samples])
+    batches = torch.utils.data.DataLoader([torch.zeros(1)])
+
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(GPT(**SIZE | changes), batches, batches)
+
+    assert trainer.global_step == 0
 
 
 @pytest.mark.parametrize(
@@ -188,11 +221,7 @@ def test_folders_of_a_mixture_take_turns(tmp_path: Path) -> None:
     ],
 )
 def test_data_of_ones_own_need_settings(callback: Samples, sentence: str) -> None:
-    trainer = quiet_trainer(**VALIDATION, callbacks=[callback])
-    batches = torch.utils.data.DataLoader([torch.zeros(1)])
-
-    with pytest.raises(UserError, match=sentence):
-        trainer.fit(GPT(**SIZE, d_model=32), batches, batches)
+    check_refusal(callback, sentence)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +236,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused_before_the_first_step(
 ) -> None:
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
     samples = Samples(["a"], tokenizer=str(tmp_path / tokenizer))
-    trainer = quiet_trainer(**VALIDATION, callbacks=[samples])
-    batches = torch.utils.data.DataLoader([torch.zeros(1)])
 
-    with pytest.raises(UserError, match=sentence):
-        trainer.fit(GPT(**SIZE | {"vocab_size": 200}, d_model=32), batches, batches)
-    assert trainer.global_step == 0
+    check_refusal(samples, sentence, vocab_size=200)
 
 
 def test_a_file_of_prompts_is_read_as_by_anlit_generate(tmp_path: Path) -> None:
@@ -241,7 +266,7 @@ def test_data_of_ones_own_read_no_special_tokens_of_the_current_folder(
     trainer.datamodule = Lines()
     samples = Samples(["the cat"])
 
-    samples.on_fit_start(trainer, GPT(**SIZE, d_model=32))
+    samples.on_fit_start(trainer, GPT(**SIZE))
 
     assert samples._session is not None
     assert samples._session.tokenizer.special_tokens.eos_tokens == ()
