@@ -17,8 +17,20 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 
 ARCHITECTURES = ("GPT", "NGPT", "AnGPT")
-SMALL = {"vocab_size": 512, "n_layers": 2, "d_model": 64, "n_heads": 2, "context_length": 128}
-DEEP = {"vocab_size": 256, "n_layers": 5, "d_model": 96, "n_heads": 3, "context_length": 64}
+SMALL = {
+    "vocab_size": 512,
+    "n_layers": 2,
+    "d_model": 64,
+    "n_heads": 2,
+    "context_length": 128,
+}
+DEEP = {
+    "vocab_size": 256,
+    "n_layers": 5,
+    "d_model": 96,
+    "n_heads": 3,
+    "context_length": 64,
+}
 LARGE = {
     "vocab_size": 50304,
     "n_layers": 6,
@@ -29,12 +41,14 @@ LARGE = {
 
 
 def build(name: str, device: str = "cpu", **settings: object) -> Any:
+    architecture = getattr(anlit, name)
     with torch.device(device):
-        return getattr(anlit, name)(**{**SMALL, "document_masking": False, **settings})
+        return architecture(**{**SMALL, "document_masking": False, **settings})
 
 
 def estimated_peak(plan: Plan, name: str, **settings: object) -> int:
-    return step_memory(build(name, "meta", **settings), plan).total()
+    model = build(name, "meta", **settings)
+    return step_memory(model, plan).total()
 
 
 def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], Any]:
@@ -48,7 +62,7 @@ def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None],
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
+            _, loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
@@ -62,7 +76,7 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
     tensors = []
     for member in getattr(optimizer, "_parts", [optimizer]):
         for state in member.state.values():
-            tensors += [value for value in state.values() if torch.is_tensor(value)]
+            tensors += filter(torch.is_tensor, state.values())
     return tensors
 
 
@@ -74,37 +88,43 @@ def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
     permanent_bytes = sum(tensor.untyped_storage().nbytes() for tensor in permanent)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    changes = [event.nbytes() for event in events]
+    events = profiler.profiler.kineto_results.events()
+    allocations = [event for event in events if event.name() == "[memory]"]
+    allocations.sort(key=lambda event: event.start_ns())
+    changes = [event.nbytes() for event in allocations]
     return float(permanent_bytes + max(accumulate(changes)))
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "kernel", "precision"),
     [
-        ("GPT", DEEP, "eager", "bf16-mixed"),
-        ("NGPT", DEEP, "eager", "32-true"),
-        ("AnGPT", DEEP, "eager", "bf16-mixed"),
-        ("AnGPT", SMALL, "sdpa", "32-true"),
-        ("NGPT", SMALL, "eager", "bf16-mixed"),
+        pytest.param("GPT", DEEP, "eager", "bf16-mixed", id="GPT"),
+        pytest.param("NGPT", DEEP, "eager", "32-true", id="nGPT in float32"),
+        pytest.param("AnGPT", DEEP, "eager", "bf16-mixed", id="anGPT"),
+        pytest.param("AnGPT", SMALL, "sdpa", "32-true", id="SDPA in float32"),
+        pytest.param("NGPT", SMALL, "eager", "bf16-mixed", id="nGPT"),
     ],
-    ids=lambda value: "" if isinstance(value, dict) else value,
 )
 def test_the_estimate_is_within_ten_percent_of_the_real_peak(
     name: str, shape: dict[str, int], kernel: str, precision: Any
 ) -> None:
+    settings = {**shape, "kernel": kernel}
     plan = Plan(batch_size=4, length=shape["context_length"], precision=precision)
-    real = peak_on_cpu(build(name, **shape, kernel=kernel), precision == "bf16-mixed")
 
-    assert estimated_peak(plan, name, **shape, kernel=kernel) == pytest.approx(real, rel=0.1)
+    estimated = estimated_peak(plan, name, **settings)
+
+    real = peak_on_cpu(build(name, **settings), autocast=precision == "bf16-mixed")
+    assert estimated == pytest.approx(real, rel=0.1)
 
 
 def test_float64_is_counted_with_eight_bytes_and_without_fused_kernels() -> None:
     plan = Plan(batch_size=4, length=SMALL["context_length"], precision="64-true")
-    real = peak_on_cpu(build("AnGPT", kernel="eager").double(), False)
 
-    assert estimated_peak(plan, "AnGPT") == pytest.approx(real, rel=0.1)
+    estimated = estimated_peak(plan, "AnGPT")
+
+    model = build("AnGPT", kernel="eager").double()
+    real = peak_on_cpu(model, autocast=False)
+    assert estimated == pytest.approx(real, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +145,10 @@ def test_the_optimizer_state_is_counted_by_its_tensors(
 
 
 def memory_of(**changes: Any) -> dict[str, float]:
-    """Return the memory by purpose of a plan for float32 weights, by default on one GPU."""
-    return estimate(build("GPT", "meta"), Plan(batch_size=8, length=128, **changes))["memory"]
+    """Return the memory by purpose of a plan for float32 weights, by default on a single GPU."""
+    plan = Plan(batch_size=8, length=128, **changes)
+    numbers = estimate(build("GPT", "meta"), plan)
+    return numbers["memory"]
 
 
 def test_fsdp_shards_parameters_and_state_and_gathers_two_blocks() -> None:
@@ -147,23 +169,32 @@ def test_fsdp_shards_parameters_and_state_and_gathers_two_blocks() -> None:
 def test_all_gradients_live_at_the_peak_under_ddp_and_accumulation() -> None:
     all_gradients = 4 * build("GPT", "meta").model.n_parameters()
 
-    assert memory_of().get("gradients", 0) < all_gradients
-    assert memory_of(gpus=4, strategy="ddp")["gradients"] == all_gradients
-    assert memory_of(accumulate=2)["gradients"] == all_gradients
+    single = memory_of()
+    ddp = memory_of(gpus=4, strategy="ddp")
+    accumulating = memory_of(accumulate=2)
+
+    assert single.get("gradients", 0) < all_gradients
+    assert ddp["gradients"] == all_gradients
+    assert accumulating["gradients"] == all_gradients
 
 
 def test_recomputed_blocks_save_less_than_half() -> None:
     blocks = "activations of the blocks"
 
-    assert memory_of()[blocks] > 2 * memory_of(checkpoint_every=1)[blocks]
+    kept = memory_of()
+    recomputed = memory_of(checkpoint_every=1)
+
+    assert kept[blocks] > 2 * recomputed[blocks]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_estimate_is_within_ten_percent_of_a_gpus_peak(name: str) -> None:
     estimated = estimated_peak(Plan(batch_size=4, length=1024), name, **LARGE)
-    step, _ = make_step(build(name, **LARGE).cuda(), True)
+
+    step, _ = make_step(build(name, **LARGE).cuda(), autocast=True)
     step()
     torch.cuda.reset_peak_memory_stats()
     step()
-    assert estimated == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
+    real = torch.cuda.max_memory_allocated()
+    assert estimated == pytest.approx(real, rel=0.1)

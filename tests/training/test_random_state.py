@@ -3,7 +3,7 @@
 import random
 from itertools import product
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,41 +12,70 @@ import torch
 from anlit.training.callbacks.random_state import RandomState
 
 
-def seed_micro_batch(step: int, micro_batch: int, rank: int, device: str = "cpu") -> None:
-    """Call the hook as a Trainer does at this micro-batch; a step has two."""
-    trainer = SimpleNamespace(global_step=step, global_rank=rank, accumulate_grad_batches=2)
-    model = SimpleNamespace(device=torch.device(device))
-    RandomState().on_train_batch_start(cast(Any, trainer), model, None, micro_batch)
+class MicroBatch(NamedTuple):
+    """A micro-batch of a run; a step has two."""
+
+    seed: str
+    step: int
+    number: int
+    rank: int
 
 
-def test_every_micro_batch_of_every_rank_draws_different_numbers_and_again_the_same(
+def seed_generators(
+    monkeypatch: pytest.MonkeyPatch, micro_batch: MicroBatch, device: str = "cpu"
+) -> None:
+    """Call the hook as a Trainer does at this micro-batch."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", micro_batch.seed)
+    trainer: Any = SimpleNamespace(
+        global_step=micro_batch.step,
+        global_rank=micro_batch.rank,
+        accumulate_grad_batches=2,
+    )
+    model: Any = SimpleNamespace(device=torch.device(device))
+    RandomState().on_train_batch_start(trainer, model, None, micro_batch.number)
+
+
+MICRO_BATCHES = [MicroBatch(*numbers) for numbers in product("12", (0, 1), (0, 1), (0, 1))]
+
+
+def test_micro_batches_of_all_ranks_draw_different_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seeds = ("1", "2")
-    keys = list(product(seeds, (0, 1), (0, 1), (0, 1)))
+    draws = []
+    for micro_batch in MICRO_BATCHES:
+        seed_generators(monkeypatch, micro_batch)
+        draws.append(draw())
 
-    draws = {}
-    for seed, step, micro_batch, rank in [*keys, *reversed(keys)]:
-        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
-        seed_micro_batch(step, micro_batch, rank)
-        numbers = draw()
-        assert draws.setdefault((seed, step, micro_batch, rank), numbers) == numbers
+    for numbers in zip(*draws, strict=True):
+        assert len(set(numbers)) == len(MICRO_BATCHES)
 
-    for numbers in zip(*draws.values(), strict=True):
-        assert len(set(numbers)) == len(keys)
+
+@pytest.mark.parametrize("micro_batch", MICRO_BATCHES)
+def test_a_micro_batch_draws_the_same_numbers_again(
+    monkeypatch: pytest.MonkeyPatch, micro_batch: MicroBatch
+) -> None:
+    seed_generators(monkeypatch, micro_batch)
+    numbers = draw()
+
+    seed_generators(monkeypatch, micro_batch)
+
+    assert draw() == numbers
 
 
 def draw() -> tuple[float, float, float]:
     """A number of each generator."""
-    return random.random(), np.random.rand(), torch.rand(()).item()
+    number = random.random()
+    number_of_numpy = np.random.rand()
+    number_of_torch = torch.rand(()).item()
+    return number, number_of_numpy, number_of_torch
 
 
 def test_the_generator_of_the_models_device_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout on a GPU draws from it. The GPU is simulated."""
     seeds: list[int] = []
-    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    micro_batch = MicroBatch("1", step=3, number=0, rank=0)
 
-    seed_micro_batch(step=3, micro_batch=0, rank=0, device="cuda:0")
+    seed_generators(monkeypatch, micro_batch, "cuda:0")
 
     assert seeds == [torch.initial_seed()]
