@@ -79,8 +79,10 @@ class SlowGpu:
 
     def slowness(self) -> float:
         warming_up = (self.cold - 1) * math.exp(-self.n_calls / 8)
-        is_throttled = self.n_calls // 2 % 3 == 0
-        return 1 + warming_up + (self.throttled - 1) * is_throttled
+        n_rounds = self.n_calls // 2
+        if n_rounds % 3 == 0:
+            return self.throttled + warming_up
+        return 1 + warming_up
 
     def call(self, seconds: float) -> float:
         self.n_calls += 1
@@ -108,13 +110,17 @@ def measure_on(
     group = CaseGroup("steps", build, cases)
     benchmark.measure([group])
     benchmark.publish("first")
-    record = read_record(folder)
     page = (folder / "step.md").read_text()
-    return record["groups"][0], page
+    return read_group(folder), page
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "step.json").read_text())  # type: ignore[no-any-return]
+
+
+def read_group(folder: Path) -> dict[str, Any]:
+    (group,) = read_record(folder)["groups"]
+    return group
 
 
 MARKS = (
@@ -150,7 +156,8 @@ def test_a_gpu_with_a_changing_clock_is_marked(tmp_path: Path, monkeypatch) -> N
     group, page = measure_on(SlowGpu(cold=1.0, throttled=1.3), tmp_path, monkeypatch)
 
     assert not group["warm"]
-    times = group["rows"][0]["seconds"]["train"]
+    row, _ = group["rows"]
+    times = row["seconds"]["train"]
     assert not times["steady"]
     assert "| MHz, W |" in page
     assert marks_in(page) == list(MARKS)
@@ -183,9 +190,8 @@ def test_a_killed_benchmark_leaves_its_rounds(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         benchmark.measure([group])
 
-    record = read_record(tmp_path)
-    assert not record["finished"]
-    (row,) = record["groups"][0]["rows"]
+    assert not read_record(tmp_path)["finished"]
+    (row,) = read_group(tmp_path)["rows"]
     times = row["seconds"]["train"]["values"]
     assert len(times) == n_rounds
 
@@ -194,10 +200,11 @@ def test_ratios_are_paired_by_round() -> None:
     times = [2.0, 20.0, 50.0]
     base_times = [1.0, 10.0, 100.0]
 
-    ratio = paired_ratio(times, base_times)
+    median, low, high = paired_ratio(times, base_times)
 
-    expected = (2.0, math.nan, math.nan)
-    assert ratio == pytest.approx(expected, nan_ok=True)
+    assert median == 2.0
+    assert math.isnan(low)
+    assert math.isnan(high)
 
 
 def test_quartiles_lie_between_the_times() -> None:
@@ -242,5 +249,6 @@ def test_peak_memory_is_permanent_tensors_and_allocations() -> None:
 
     peak = peak_bytes(call, [permanent, view], CPU)
 
-    if peak is not None:  # as outside Linux
-        assert peak == pytest.approx(120e6, rel=0.1)
+    if peak is None:
+        pytest.skip("this system does not count the pages of a process")
+    assert peak == pytest.approx(120e6, rel=0.1)

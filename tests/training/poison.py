@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Poison(L.Callback):
-    """Multiplies the loss of some batches, by NaN or a factor, on all ranks or a single rank."""
+    """Multiplies the loss of some batches by a factor. `rank`: None for all ranks."""
 
     def __init__(
         self, batches: list[int], factor: float = math.nan, rank: int | None = None
@@ -32,7 +32,7 @@ class Poison(L.Callback):
 
 
 class PoisonGradient(L.Callback):
-    """Puts a number into an entry of a step's gradient, or of the weight after the step."""
+    """Sets an entry of a step's gradient, or of the weight after the step."""
 
     def __init__(self, step: int, value: float = math.nan, spoils_weight: bool = False) -> None:
         self.step = step

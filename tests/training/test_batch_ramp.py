@@ -27,28 +27,31 @@ class Record(L.Callback):
         self.validated: list[int] = []
 
     def on_train_batch_start(self, trainer: L.Trainer, model: Any, batch: Any, *_: Any) -> None:
-        self.tokens.setdefault(trainer.global_step, []).append(int(batch.tokens[0, 0]))
+        tokens_of_step = self.tokens.setdefault(trainer.global_step, [])
+        tokens_of_step.append(batch.tokens[0, 0].item())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.validated.append(trainer.global_step)
 
 
 class Endless(IterableDataset):
-    """Sequences whose first tokens are 1, 2, 3 …; Lightning fetches a batch in advance."""
+    """Sequences that begin with the tokens 1, 2, 3 …; Lightning fetches a batch in advance."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in range(1, 29):
-            yield random_tokens(17).index_fill(0, random_tokens(1) * 0, number)
+            sequence = random_tokens(17)
+            sequence[0] = number
+            yield sequence
 
 
 @pytest.mark.parametrize("n_in_epoch", [None, 6, 9])
 def test_steps_have_the_micro_batches_of_the_schedule(n_in_epoch: int | None) -> None:
-    """Without a length, and where an epoch's end is within the ramp; its data go on there."""
+    """Data without a length, and an epoch that ends within the ramp, which goes on."""
     record = Record()
-    if n_in_epoch is None:
-        loader = DataLoader(Endless(), batch_size=1, collate_fn=collate)
-    else:
-        loader = DataLoader(list(Endless())[:n_in_epoch], batch_size=1, collate_fn=collate)
+    data: Any = Endless()
+    if n_in_epoch is not None:
+        data = list(data)[:n_in_epoch]
+    loader = DataLoader(data, batch_size=1, collate_fn=collate)
     trainer = quiet_trainer(
         devices=1,
         accumulate_grad_batches=3,
@@ -62,7 +65,8 @@ def test_steps_have_the_micro_batches_of_the_schedule(n_in_epoch: int | None) ->
 
     trainer.fit(tiny(GPT), loader, batches(1, 16))
 
-    assert [len(tokens) for tokens in record.tokens.values()] == SIZES
+    sizes = [len(tokens) for tokens in record.tokens.values()]
+    assert sizes == SIZES
     assert list(record.tokens) == list(range(len(SIZES)))
     assert record.validated == [4, 6]
     if n_in_epoch is None:
@@ -97,8 +101,9 @@ def test_the_remaining_time_counts_micro_batches(monkeypatch, capfd) -> None:
 
     trainer.fit(tiny(GPT), batches(12, 16, batch_size=1))
 
-    minutes = re.findall(r"step (\d)/6 .* 0:(\d\d):00 left", capfd.readouterr().out)
-    assert len(minutes) == len(SIZES)
-    for step, (printed_step, minutes_left) in enumerate(minutes, start=1):
+    printed = capfd.readouterr().out
+    steps_and_minutes = re.findall(r"step (\d)/6 .* 0:(\d\d):00 left", printed)
+    assert len(steps_and_minutes) == len(SIZES)
+    for step, (printed_step, minutes_left) in enumerate(steps_and_minutes, start=1):
         assert int(printed_step) == step
         assert int(minutes_left) == sum(SIZES[step:])

@@ -34,21 +34,20 @@ class Estimates(GradientNoiseScale):
 
 
 def tangential(gradient: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """The gradient without its part along each vector of norm 1 in float64, vector by vector."""
-    result = gradient.clone()
-    for number in range(weight.shape[1 - axis]):
-        vector = weight.select(1 - axis, number)
+    """The gradient without its part along each vector of norm 1, vector by vector."""
+    tangential_parts = []
+    for part, vector in zip(gradient.unbind(1 - axis), weight.unbind(1 - axis), strict=True):
         if vector.norm() >= 0.999:
-            part = result.select(1 - axis, number)
             radial_length = (part @ vector) / (vector @ vector)
-            part -= radial_length * vector
-    return result
+            part = part - radial_length * vector
+        tangential_parts.append(part)
+    return torch.stack(tangential_parts, 1 - axis)
 
 
-def naive_gradients(model: Any) -> list[Tensor]:
-    """The gradient of each micro-batch of the first step, flat, by autograd in float64."""
+def naive_gradients(model: Any) -> Tensor:
+    """The gradient of each micro-batch of the first step, by autograd, (micro-batches, N)."""
     weights = list(model.model.parameters())
-    axes = {id(weight): axis for weight, axis, _ in model.model.constraints()}
+    axes = {weight: axis for weight, axis, _ in model.model.constraints()}
     gradients = []
     for batch in batches(N_MICRO_BATCHES * SEQUENCES, LENGTH, SEQUENCES):
         logits = model(batch.tokens, batch.document_ids)
@@ -56,11 +55,11 @@ def naive_gradients(model: Any) -> list[Tensor]:
         of_weights = torch.autograd.grad(loss, weights)
         parts = []
         for weight, gradient in zip(weights, of_weights, strict=True):
-            if id(weight) in axes:
-                gradient = tangential(gradient, weight.detach(), axes[id(weight)])
+            if weight in axes:
+                gradient = tangential(gradient, weight.detach(), axes[weight])
             parts.append(gradient.flatten())
         gradients.append(torch.cat(parts))
-    return gradients
+    return torch.stack(gradients)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +76,12 @@ def test_a_step_is_measured_as_by_naive_gradients(architecture: Any, settings: d
     model = tiny(architecture, optimizer=adamw(1e-3), schedule=CONSTANT, **settings)
     model = jolt(model).double()
     model.model.restore_norms()
-    gradients = torch.stack(naive_gradients(model))
+    gradients = naive_gradients(model)
     step = gradients.mean(0)
-    n_tokens = SEQUENCES * LENGTH
     # tr Σ by the sample variance of the micro-batches: another formula of the same number.
-    variance = gradients.var(0, correction=1).sum()
-    trace = float(variance * n_tokens)
-    squared_gradient = float(step.square().sum() - variance / N_MICRO_BATCHES)
+    variance = gradients.var(0, correction=1).sum().item()
+    trace = variance * SEQUENCES * LENGTH
+    squared_gradient = step.square().sum().item() - variance / N_MICRO_BATCHES
     measured = Estimates()
 
     fit(
@@ -105,7 +103,8 @@ def test_only_vectors_at_their_bound_lose_their_radial_part() -> None:
     norms = torch.cat(list(model.model.row_norms()))
 
     is_shorter = norms < 0.999
-    assert 0.1 < float(is_shorter.double().mean()) < 0.9, "the test above has both kinds"
+    share = is_shorter.double().mean().item()
+    assert 0.1 < share < 0.9, "the test above has both kinds"
 
 
 D = 5
@@ -161,13 +160,17 @@ def test_the_mean_of_the_estimates_is_the_known_noise_scale() -> None:
 
     values = torch.tensor(measured.values, dtype=torch.float64)
     assert len(values) == n_steps
-    expected = (float(GRADIENT.square().sum()), TRACE_PER_EXAMPLE * D)
+    squared_gradients, traces = values.T
     # A ratio of each step's norms, or norms without the correction, would be far outside.
-    largest_errors = (0.3, 0.03)
-    for column, number, largest_error in zip(values.T, expected, largest_errors, strict=True):
-        error = float(column.std()) / n_steps**0.5
-        assert float(column.mean()) == pytest.approx(number, abs=3 * error)
-        assert error < largest_error * number
+    assert_mean(squared_gradients, GRADIENT.square().sum().item(), largest_error=0.3)
+    assert_mean(traces, TRACE_PER_EXAMPLE * D, largest_error=0.03)
+
+
+def assert_mean(values: Tensor, expected: float, largest_error: float) -> None:
+    """The mean is within three standard errors, which are at most this share of it."""
+    error = values.std().item() / len(values) ** 0.5
+    assert values.mean().item() == pytest.approx(expected, abs=3 * error)
+    assert error < largest_error * expected
 
 
 def test_the_averages_are_weighted_means_of_the_estimates() -> None:
@@ -177,10 +180,15 @@ def test_the_averages_are_weighted_means_of_the_estimates() -> None:
     callback._add(2.0, 16.0)
     callback._add(-1.0, 32.0)
 
-    assert callback.squared_gradient == pytest.approx(0.125 * 4 + 0.25 * 2 - 0.5)
-    assert callback.trace == pytest.approx(0.125 * 8 + 0.25 * 16 + 0.5 * 32)
+    squared_gradient = 0.125 * 4 + 0.25 * 2 - 0.5 * 1
+    trace = 0.125 * 8 + 0.25 * 16 + 0.5 * 32
+    assert callback.squared_gradient == pytest.approx(squared_gradient)
+    assert callback.trace == pytest.approx(trace)
     assert callback.weight == pytest.approx(0.125 + 0.25 + 0.5)
 
 
 def test_equal_gradients_have_no_noise() -> None:
-    assert estimates(2.0, 2.0, n_micro_batches=4, tokens=8) == (2.0, 0.0)
+    squared_gradient, trace = estimates(2.0, 2.0, n_micro_batches=4, tokens=8)
+
+    assert squared_gradient == 2.0
+    assert trace == 0.0

@@ -1,6 +1,6 @@
 """Averages of weights equal the formula in float64, and take the weights' place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,7 @@ def train(
 ) -> tuple[L.Trainer, Trace]:
     """Take steps on random tokens, validate every third step, and return what happened."""
     trace = Trace()
-    callbacks: list[L.Callback] = [trace]
-    if rule is not None:
-        callbacks.insert(0, rule)
+    callbacks = [trace] if rule is None else [rule, trace]
     n_micro_batches = options.get("accumulate_grad_batches", 1)
     settings: dict[str, Any] = {
         "max_steps": STEPS,
@@ -91,9 +89,12 @@ def train(
         **options,
     }
     trainer = quiet_trainer(**settings)
-    loader = batches(4 * STEPS * n_micro_batches, 16)
-    trainer.fit(model, loader, validation_batches())
+    trainer.fit(model, training_batches(STEPS * n_micro_batches), validation_batches())
     return trainer, trace
+
+
+def training_batches(n: int = STEPS) -> DataLoader:
+    return batches(4 * n, 16)
 
 
 def validation_batches() -> DataLoader:
@@ -111,15 +112,14 @@ def small(architecture: Any, **settings: Any) -> LanguageModel:
 
 
 def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> Weights:
-    """average ← average + share·(weight − average) in float64, each of nGPT's vectors to norm 1.
+    """average ← average + share·(weight − average) in float64; nGPT's vectors to norm 1.
 
     `shares` has a number for each step in `steps`; the first average is the weight itself.
     """
     averages = {name: weight.double() for name, weight in steps[0].items()}
     for weights, share in zip(steps[1:], shares[1:], strict=True):
         for name, weight in weights.items():
-            difference = weight.double() - averages[name]
-            average = averages[name] + share * difference
+            average = averages[name].lerp(weight.double(), share)
             if strict and average.dim() == 2:
                 axis = 0 if name.endswith(OF_COLUMNS) else 1
                 average = average / average.norm(dim=axis, keepdim=True)
@@ -135,6 +135,12 @@ def assert_moving_average(
     assert_close(averages, expected)
 
 
+def assert_mean(averages: Weights, steps: list[Weights], strict: bool = False) -> None:
+    """The averages are the mean of each step's weights."""
+    expected = naive_averages(steps, shares_of_mean(len(steps)), strict)
+    assert_close(averages, expected)
+
+
 def assert_close(actual: Weights, expected: Weights, tolerance: float = 3e-6) -> None:
     assert actual.keys() == expected.keys()
     for name, values in expected.items():
@@ -142,29 +148,8 @@ def assert_close(actual: Weights, expected: Weights, tolerance: float = 3e-6) ->
         assert errors.max() < tolerance, name
 
 
-def norms_of(model: Any) -> Tensor:
-    return torch.cat(list(model.model.row_norms()))
-
-
 def ema(decay: float = 0.8, **settings: Any) -> EMAWeightAveraging:
     return EMAWeightAveraging(decay=decay, **settings)
-
-
-EVERY_SECOND = {"update_every_n_steps": 2, "update_starting_at_step": 3}
-RULES = [
-    pytest.param(ema, {}, range(STEPS), 0.2, id="EMA"),
-    pytest.param(ema, {"decay": 0.6, **EVERY_SECOND}, (4, 6, 8), 0.4, id="EMA of some steps"),
-    pytest.param(WeightAveraging, {}, range(STEPS), None, id="mean"),
-    pytest.param(TailAveraging, {"share": 0.5}, (5, 6, 7, 8), None, id="mean of the tail"),
-    pytest.param(
-        TailAveraging,
-        {"share": 0.7, "every_n_steps": 2},
-        (4, 6, 8),
-        None,
-        id="mean of some of the tail",
-    ),
-]
-"""A rule, its settings, the steps that count, from 0, and the share of a weight; None: a mean."""
 
 
 def shares_of_mean(n_weights: int) -> list[float]:
@@ -172,26 +157,58 @@ def shares_of_mean(n_weights: int) -> list[float]:
     return [1 / (n + 1) for n in range(n_weights)]
 
 
+MOVING_AVERAGES = [
+    pytest.param({"decay": 0.8}, range(STEPS), id="of all steps"),
+    pytest.param(
+        {"decay": 0.8, "update_every_n_steps": 2, "update_starting_at_step": 3},
+        (4, 6, 8),
+        id="of some steps",
+    ),
+]
+"""Settings, and the steps that count, from 0."""
+
+
 @pytest.mark.covering(1)
 @architectures
-@pytest.mark.parametrize(("rule", "settings", "steps", "share"), RULES)
-def test_after_training_the_model_has_the_averages(
-    architecture: Any,
-    rule: Callable[..., WeightAveraging],
-    settings: dict[str, Any],
-    steps: Sequence[int],
-    share: float | None,
+@pytest.mark.parametrize(("settings", "steps"), MOVING_AVERAGES)
+def test_after_training_the_model_has_the_moving_averages(
+    architecture: Any, settings: dict[str, Any], steps: Sequence[int]
+) -> None:
+    model = small(architecture)
+
+    trainer, trace = train(model, EMAWeightAveraging(**settings))
+
+    weights = [trace.weights[step] for step in steps]
+    assert_moving_average(weights_of(model), weights, 0.2, strict=architecture is NGPT)
+    assert averages_of(trainer).n_averaged == len(steps)
+
+
+MEANS = [
+    pytest.param(WeightAveraging, {}, range(STEPS), id="of all steps"),
+    pytest.param(TailAveraging, {"share": 0.5}, (5, 6, 7, 8), id="of the tail"),
+    pytest.param(
+        TailAveraging,
+        {"share": 0.7, "every_n_steps": 2},
+        (4, 6, 8),
+        id="of some steps of the tail",
+    ),
+]
+"""A rule, its settings, and the steps that count, from 0."""
+
+
+@pytest.mark.covering(1)
+@architectures
+@pytest.mark.parametrize(("rule", "settings", "steps"), MEANS)
+def test_after_training_the_model_has_the_means(
+    architecture: Any, rule: Any, settings: dict[str, Any], steps: Sequence[int]
 ) -> None:
     model = small(architecture)
 
     trainer, trace = train(model, rule(**settings))
 
     weights = [trace.weights[step] for step in steps]
-    n_weights = len(weights)
-    shares = shares_of_mean(n_weights) if share is None else [share] * n_weights
-    expected = naive_averages(weights, shares, strict=architecture is NGPT)
-    assert_close(weights_of(model), expected)
-    assert averages_of(trainer).n_averaged == n_weights
+    assert_mean(weights_of(model), weights, strict=architecture is NGPT)
+    assert averages_of(trainer).n_averaged == len(steps)
 
 
 @pytest.mark.parametrize("architecture", [NGPT, AnGPT])
@@ -202,7 +219,7 @@ def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
 
     plain = naive_averages(trace.weights, [0.1] * STEPS, strict=False)
     plain_norms = plain["model.blocks.0.W_q.weight"].norm(dim=1)
-    norms = norms_of(model)
+    norms = torch.cat(list(model.model.row_norms()))
     assert plain_norms.min() < 0.99, "the plain mean is shorter"
     assert norms.max() < 1 + 1e-6
     has_unit_norms = bool(norms.min() > 1 - 1e-6)
@@ -238,12 +255,13 @@ def test_before_the_first_average_the_weights_are_validated() -> None:
 
 
 def test_averages_count_optimizer_steps() -> None:
-    trainer, trace = train(small(NGPT), ema(), accumulate_grad_batches=3)
+    model = small(NGPT)
+
+    trainer, trace = train(model, ema(), accumulate_grad_batches=3)
 
     assert averages_of(trainer).n_averaged == STEPS
-    averages = weights_of(trainer.lightning_module)
     assert len(trace.weights) == STEPS
-    assert_moving_average(averages, trace.weights, 0.2, strict=True)
+    assert_moving_average(weights_of(model), trace.weights, 0.2, strict=True)
 
 
 @pytest.mark.parametrize("architecture", [slow(GPT), NGPT])
@@ -283,8 +301,7 @@ def test_buffers_are_not_averaged() -> None:
     attention = model.model.blocks[0].attention
     assert attention.mechanism.share.item() == 1
     assert not attention.clip.largest.isnan().any()
-    expected = naive_averages(trace.weights, shares_of_mean(STEPS), strict=False)
-    assert_close(weights_of(model), expected)
+    assert_mean(weights_of(model), trace.weights)
 
 
 def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) -> None:
@@ -305,17 +322,15 @@ def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> Non
     trainer, _ = train(small(NGPT), TailAveraging(share=0.5), max_steps=5)
     checkpoint = tmp_path / "short.ckpt"
     trainer.save_checkpoint(checkpoint)
-    loader = batches(4 * STEPS, 16)
     model = small(NGPT)
     trace = Trace()
     callbacks = [TailAveraging(share=0.5), trace]
     longer = quiet_trainer(max_steps=8, callbacks=callbacks, val_check_interval=3)
 
-    longer.fit(model, loader, validation_batches(), ckpt_path=checkpoint)
+    longer.fit(model, training_batches(), validation_batches(), ckpt_path=checkpoint)
 
     assert averages_of(longer).n_averaged == 3, "steps 5 to 7; step 4 was in the short run"
-    expected = naive_averages(trace.weights[-3:], shares_of_mean(3), strict=True)
-    assert_close(weights_of(model), expected)
+    assert_mean(weights_of(model), trace.weights[-3:], strict=True)
 
 
 def test_a_rule_that_was_never_true_is_reported(caplog) -> None:
@@ -327,15 +342,18 @@ def test_a_rule_that_was_never_true_is_reported(caplog) -> None:
 
 
 def test_two_averages_are_refused() -> None:
-    trainer = quiet_trainer(max_steps=2, callbacks=[EMAWeightAveraging(), TailAveraging()])
+    callbacks = [EMAWeightAveraging(), TailAveraging()]
+    trainer = quiet_trainer(max_steps=2, callbacks=callbacks)
 
     with pytest.raises(UserError, match="EMAWeightAveraging and TailAveraging, and a run has one"):
-        trainer.fit(small(GPT), batches(8, 16))
+        trainer.fit(small(GPT), training_batches())
 
 
 def test_an_average_that_would_begin_after_the_run_is_refused() -> None:
+    never = EMAWeightAveraging(update_starting_at_step=STEPS)
+
     with pytest.raises(UserError, match="update_starting_at_step=9 averages nothing, because"):
-        train(small(GPT), EMAWeightAveraging(update_starting_at_step=STEPS))
+        train(small(GPT), never)
 
 
 def test_a_decoder_with_a_hook_of_its_own_is_refused() -> None:
@@ -353,7 +371,7 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 
 
 def test_sharded_training_goes_on_with_the_weights_after_validation() -> None:
-    """FSDP2 keeps gathered weights after validation's forward pass: those were the averages."""
+    """FSDP2 keeps gathered weights after validation's forward pass: they were the averages."""
     expected = losses_of_sharded_run(None)
 
     losses = losses_of_sharded_run(ema())
