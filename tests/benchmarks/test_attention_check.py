@@ -1,4 +1,4 @@
-"""The check of kernels against float64 passes right kernels and names what is wrong."""
+"""The check of kernels against float64 passes right kernels and names faults."""
 
 from typing import Any
 
@@ -35,13 +35,25 @@ def make_inputs(
     return Inputs(layer, documents, 2, 2, key_heads, 16, dtype)
 
 
+dense_or_documents = pytest.mark.parametrize(
+    "mean_document",
+    [
+        pytest.param(None, id="dense"),
+        pytest.param(16, id="documents"),
+    ],
+)
+
+
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("mean_document", [None, 16], ids=["dense", "documents"])
+@dense_or_documents
 @pytest.mark.parametrize("key_heads", [1, 2])
 @pytest.mark.parametrize(
     "mechanism",
-    [Plain(), ScaleInvariant(learned="globally"), SlidingWindow(8, ALiBi())],
-    ids=["plain", "scale-invariant", "window"],
+    [
+        pytest.param(Plain(), id="plain"),
+        pytest.param(ScaleInvariant(learned="globally"), id="scale-invariant"),
+        pytest.param(SlidingWindow(8, ALiBi()), id="window"),
+    ],
 )
 def test_the_kernels_of_a_cpu_are_right(mechanism, key_heads, mean_document) -> None:
     inputs = make_inputs(mechanism, mean_document=mean_document, key_heads=key_heads)
@@ -53,8 +65,15 @@ def test_the_kernels_of_a_cpu_are_right(mechanism, key_heads, mean_document) -> 
             assert fault_of(errors, torch.float32) is None, name
 
 
-@pytest.mark.parametrize("mean_document", [None, 16], ids=["dense", "documents"])
-@pytest.mark.parametrize(("row", "token"), [(0, 0), (0, -1), (1, 5)])
+@dense_or_documents
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [
+        pytest.param(0, 0, id="the first token"),
+        pytest.param(0, -1, id="the last token"),
+        pytest.param(1, 5, id="another row"),
+    ],
+)
 def test_a_fault_anywhere_in_a_long_first_row_or_in_another_row_is_seen(
     row: int, token: int, mean_document: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +93,7 @@ def test_a_fault_anywhere_in_a_long_first_row_or_in_another_row_is_seen(
 
 
 def test_the_error_of_a_learned_number_is_relative_to_the_terms_of_its_gradient() -> None:
-    """Two queries add 3 and −3 + 1e−6. Their sum, 1e−6, is no scale of the rounding error."""
+    """Two queries add 3 and −3 + 1e−6. The rounding error does not scale with their sum, 1e−6."""
     terms = torch.tensor([3.0, -3.0 + 1e-6], dtype=torch.float64)
     probe = torch.ones(1, 1, 2, 1, dtype=torch.float64)
 
@@ -90,11 +109,10 @@ def test_the_error_of_a_learned_number_is_relative_to_the_terms_of_its_gradient(
 @pytest.mark.parametrize(
     "mechanism",
     [
-        ScaleInvariant(learned="per_layer"),
-        ScaleInvariant(learned="per_head"),
-        LogBias(g=SqrtLogN(learned="globally")),
+        pytest.param(ScaleInvariant(learned="per_layer"), id="per layer"),
+        pytest.param(ScaleInvariant(learned="per_head"), id="per head"),
+        pytest.param(LogBias(g=SqrtLogN(learned="globally")), id="globally"),
     ],
-    ids=["per layer", "per head", "globally"],
 )
 def test_a_wrong_gradient_of_a_learned_number_is_seen(mechanism: Mechanism) -> None:
     inputs = make_inputs(mechanism, length=96)
@@ -106,8 +124,8 @@ def test_a_wrong_gradient_of_a_learned_number_is_seen(mechanism: Mechanism) -> N
         q, k, v, layer, *settings = arguments
         output = eager.attend(*arguments)
         frozen_output = eager.attend(q, k, v, Frozen(layer), *settings)
-        is_late = torch.arange(output.shape[-2])[:, None] >= 48
-        return torch.where(is_late, frozen_output, output)
+        output[..., 48:, :] = frozen_output[..., 48:, :]
+        return output
 
     errors = relative_errors(inputs, without_late_queries)
 

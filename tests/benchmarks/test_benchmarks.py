@@ -43,7 +43,7 @@ RowsByLabel = dict[str, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def without_compilation() -> Iterator[None]:
-    """Compiled code runs eagerly: compilation takes longer than these tests, and has its own."""
+    """Run compiled code eagerly: compilation takes longer than these tests."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -51,8 +51,9 @@ def without_compilation() -> Iterator[None]:
 def run(folder: Path, command: str) -> tuple[Record, list[RowsByLabel]]:
     """Return the record of `anlit benchmark …`, and the rows of each group by label."""
     name, *options = shlex.split(command)
-    assert main([name, *SMALL[name].split(), "--output", str(folder), *options]) == 0
-    record = json.loads(next(folder.glob("*.json")).read_text())
+    assert main([name, *SMALL[name].split(), f"--output={folder}", *options]) == 0
+    (file,) = folder.glob("*.json")
+    record = json.loads(file.read_text())
     groups = []
     for group in record["groups"]:
         rows = {}
@@ -85,7 +86,8 @@ def test_attention_measures_and_writes_every_kernel(
         assert row["reason"] is None
         assert len(row["seconds"]["both"]["values"]) == 2
         assert row["error"].keys() >= {"out", "q", "k", "v"}
-        assert row["flops"] == {"forward": 4 * 8 * n_pairs, "both": 3.5 * 4 * 8 * n_pairs}
+        forward_flops = 4 * 8 * n_pairs
+        assert row["flops"] == {"forward": forward_flops, "both": 3.5 * forward_flops}
     row = dense["plain, sdpa"]
     assert packed["plain, sdpa"]["flops"]["both"] < 0.5 * row["flops"]["both"]
 
@@ -154,9 +156,13 @@ def test_losses_are_compared_with_full_logits(tmp_path: Path, monkeypatch) -> No
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
-    """Three steps through a Trainer's own loop, with the same batch, end at the same weights."""
+    """Three steps of a Trainer on the same batch end at the same weights."""
     factor = Cosine.factor
-    monkeypatch.setattr(Cosine, "factor", lambda self, step, n_steps: factor(self, step, 10))
+
+    def factor_of_ten_steps(schedule: Cosine, step: int, n_steps: int) -> float:
+        return factor(schedule, step, 10)
+
+    monkeypatch.setattr(Cosine, "factor", factor_of_ten_steps)
     bare = our_step(architecture, TINY, CPU)
     losses = losses_of(bare, 3)
 
@@ -168,8 +174,9 @@ def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
     fit(model, 3, loader=DataLoader(batches, batch_size=None))
 
     assert losses == pytest.approx(fit_losses, rel=1e-6)
-    for weight, fit_weight in zip(bare.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(weight, fit_weight, rtol=1e-6, atol=1e-7)
+    weights = list(bare.model.parameters())
+    fit_weights = list(model.parameters())
+    torch.testing.assert_close(weights, fit_weights, rtol=1e-6, atol=1e-7)
 
 
 def test_lightning_says_nothing_about_devices_and_ranks(monkeypatch, caplog, capfd) -> None:
@@ -194,7 +201,8 @@ def test_steps_of_every_model_are_timed_and_written(tmp_path: Path) -> None:
     record, (rows,) = run(tmp_path, "step --peers transformers --compiled no --peers_compiled no")
 
     assert list(rows) == ["GPT+ eager", "nGPT eager", "anGPT eager", "Qwen3 eager"]
-    flops = flops_per_token(our_step("GPT", TINY, CPU).model.model, 8)
+    gpt = our_step("GPT", TINY, CPU).model
+    flops = flops_per_token(gpt.model, 8)
     for row in rows.values():
         assert row["reason"] is None
         assert len(row["seconds"]["train"]["values"]) == 2
@@ -232,7 +240,7 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     whole_row = our_step("anGPT", TINY._replace(length=32), CPU)
     assert long["anGPT eager"]["flops_per_token"] < whole_row.flops_per_token
 
-    # Documents have T/4 tokens: 1 at T 4, so that every mechanism gives weight 1, and 8 at T 32.
+    # Documents have T/4 tokens. At T 4 every mechanism gives the only token the weight 1.
     plain_loss = long["anGPT eager"]["losses"][0]
     scale_invariant_loss = long["anGPT scale-invariant eager"]["losses"][0]
     assert abs(plain_loss - scale_invariant_loss) > 1e-3
@@ -321,7 +329,7 @@ def test_losses_and_work_have_to_agree(changes: dict[str, Any], fault: str) -> N
 
 
 def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
-    options = step.parse_options(["--preset", "cpu", "--models", "GPT,anGPT", "--peers", "none"])
+    options = step.parse_options(["--preset=cpu", "--models=GPT,anGPT", "--peers=none"])
     options.peers = ("litgpt",)
     options.compiled = ("no", "blocks", "float8")
     cases = {}

@@ -215,7 +215,7 @@ def test_a_call_that_is_terminated_ends_its_item(tmp_path: Path) -> None:
 
 
 def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
-    """Without the file of nvidia-cutlass-dsl, `import cutlass` fails."""
+    """`import cutlass` fails without the file of nvidia-cutlass-dsl."""
     (tmp_path / "wheels").mkdir()
     metadata = "Metadata-Version: 2.1\nName: outer\nVersion: 1\n"
     members = {

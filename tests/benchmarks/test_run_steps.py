@@ -18,7 +18,13 @@ from anlit.runs.folders import load_run
 from anlit.runs.groups import group_runs
 from tests.compare.conftest import write_run
 
-SHAPE = {"vocab_size": 64, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 16}
+SHAPE = {
+    "vocab_size": 64,
+    "context_length": 32,
+    "n_layers": 1,
+    "n_heads": 2,
+    "d_model": 16,
+}
 LOSSES = {
     "GPT": {100: 5.0, 200: 4.0, 300: 3.0},
     "NGPT": {100: 4.5, 200: 3.0, 300: 2.5},
@@ -30,11 +36,12 @@ LOSSES = {
 def make_run(folder: Path, model: str, **record: object) -> Path:
     optimizer = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}}
     settings = {**SHAPE, "optimizer": optimizer}
+    data_settings = {"path": "x", "batch_size": 4}
     config = {
         "seed_everything": 1,
         "trainer": {"precision": None},
         "model": {"class_path": f"anlit.{model}", "init_args": settings},
-        "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "x", "batch_size": 4}},
+        "data": {"class_path": "anlit.TokenShards", "init_args": data_settings},
     }
     write_run(folder, config, record, LOSSES[model])
     return folder
@@ -56,14 +63,14 @@ def time_steps(output: Path, *folders: Path) -> None:
 def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run_steps, "MAX_ROUNDS", 3)
     hardware = {**machine(), "threads": 1, "devices": ["cpu"]}
-    runs = {}
+    runs = tmp_path / "runs"
     for model in LOSSES:
-        runs[model] = make_run(tmp_path / "runs" / model, model, hardware=hardware)
+        make_run(runs / model, model, hardware=hardware)
     output = tmp_path / "out"
     output.mkdir()
 
-    time_steps(output, runs["GPT"], runs["AnGPT"])
-    assert main(["compare", str(tmp_path / "runs"), "--output", str(output)]) == 0
+    time_steps(output, runs / "GPT", runs / "AnGPT")
+    assert main(["compare", str(runs), f"--output={output}"]) == 0
 
     record = json.loads((output / "convergence.json").read_text())
     times = {}
@@ -81,14 +88,14 @@ def test_compare_measures_steps_of_every_configuration(tmp_path: Path, monkeypat
     for model in LOSSES:
         make_run(runs / model, model)
     output = tmp_path / "out"
-    command = ["compare", str(runs), "--output", str(output)]
 
-    assert main([*command, "--measure_steps"]) == 0
+    assert main(["compare", str(runs), f"--output={output}", "--measure_steps"]) == 0
 
-    step_times = read_step_times(output)
-    seconds = seconds_per_token(step_times).values()
-    assert list(map(len, seconds)) == [3, 3, 3]
-    assert min(map(min, seconds)) > 0
+    seconds = seconds_per_token(read_step_times(output))
+    assert len(seconds) == 3
+    for seconds_by_round in seconds.values():
+        assert len(seconds_by_round) == 3
+        assert min(seconds_by_round) > 0
 
 
 def test_steps_have_the_runs_precision_clipping_and_accumulation(
@@ -113,7 +120,7 @@ def test_steps_have_the_runs_precision_clipping_and_accumulation(
 
     time_steps(tmp_path, run)
 
-    trainer = trainers[0]
+    trainer, *_ = trainers
     assert trainer.precision == "64-true"
     assert trainer.gradient_clip_val == 0.5
     assert len(trainers) == 3 * trainer.global_step
@@ -121,7 +128,13 @@ def test_steps_have_the_runs_precision_clipping_and_accumulation(
     assert arm["tokens"] == 3 * 4 * trainer.model.context_length
 
 
-@pytest.mark.parametrize(("noise", "n_rounds"), [(0.0, run_steps.MIN_ROUNDS), (0.1, 40)])
+@pytest.mark.parametrize(
+    ("noise", "n_rounds"),
+    [
+        pytest.param(0.0, run_steps.MIN_ROUNDS, id="precise"),
+        pytest.param(0.1, 40, id="noisy"),
+    ],
+)
 def test_rounds_go_on_until_the_ratios_are_precise(
     tmp_path: Path, monkeypatch, noise: float, n_rounds: int
 ) -> None:
@@ -130,13 +143,13 @@ def test_rounds_go_on_until_the_ratios_are_precise(
     def pretended_seconds(step: object, device: object, repeats: int = 1) -> float:
         """The second configuration's time changes from round to round."""
         steps.append(step)
-        is_second = step != steps[0]
-        number = (steps.count(step) - 1) % 3
-        return 1.0 + noise * number * is_second
+        if step == steps[0]:
+            return 1.0
+        n_rounds = steps.count(step) - 1
+        return 1.0 + noise * (n_rounds % 3)
 
     monkeypatch.setattr(harness, "seconds_of_calls", pretended_seconds)
     monkeypatch.setattr(run_steps, "MAX_ROUNDS", 40)
-
     first = make_run(tmp_path / "a", "GPT")
     second = make_run(tmp_path / "b", "AnGPT")
 

@@ -70,7 +70,7 @@ def make_benchmark(folder: Path, rounds: int = 9) -> Benchmark:
 
 
 class SlowGpu:
-    """A GPU that is slower while it warms up, or in every third round of two cases."""
+    """A GPU that is slow while it warms up, or in every third round."""
 
     def __init__(self, cold: float, throttled: float) -> None:
         self.cold = cold
@@ -95,7 +95,7 @@ class SlowGpu:
 def measure_on(
     gpu: SlowGpu, folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int = 9
 ) -> tuple[dict[str, Any], str]:
-    """Return the record of the group of two cases, of 1 and 2 s, and the page."""
+    """Return the record and the page of two cases, of 1 and 2 s."""
     monkeypatch.setattr(harness, "clocks", gpu.clocks)
     monkeypatch.setattr(harness, "seconds_of_calls", lambda call, device, repeats=1: call())
     monkeypatch.setattr(harness, "peak_bytes", lambda *arguments: None)

@@ -14,7 +14,7 @@ TOKENS_PER_STEP = 4096
 
 
 def ends_of(loss_of_tokens, lengths=LENGTHS) -> dict[int, End | None]:
-    """The ends of annealed runs whose loss is a function of their tokens."""
+    """The ends of annealed runs. The loss is a function of the tokens."""
     ends: dict[int, End | None] = {}
     for length in lengths:
         tokens = float(length * TOKENS_PER_STEP)

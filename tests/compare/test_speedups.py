@@ -14,7 +14,7 @@ STANDS_STILL = {100: 5.0, 200: 3.0, 400: 3.0}
 
 @pytest.fixture
 def timed_in_turns(make_run, tmp_path):
-    """A comparison of three runs whose steps were timed in turns.
+    """A comparison of three runs. Their steps were timed in turns.
 
     The runs took other times: the baseline's machine was ten times slower.
     """

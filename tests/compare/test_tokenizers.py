@@ -28,7 +28,7 @@ def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def data(tokenizer: str, factor: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """The record of data whose tokens are `factor` times as long, with changes of `val`."""
+    """The record of data with tokens `factor` times as long, and with changes of `val`."""
     splits = {}
     for name, counts in (("train", TRAIN), ("val", VAL)):
         splits[name] = counts | {"tokens": round(counts["tokens"] / factor)}

@@ -1,4 +1,4 @@
-"""A prepared folder of random tokens and one run on it, made once; tests leave both as they are."""
+"""A prepared folder of random tokens and a run on it, made once. No test changes them."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run_with_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose data have a tokenizer."""
+    """A run on data with a tokenizer."""
     return make_run_with_text(tmp_path_factory.mktemp("text"), GPT)
 
 

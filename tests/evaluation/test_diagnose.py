@@ -61,7 +61,7 @@ class Query(NamedTuple):
 
 
 def statistics_of_query(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Query:
-    """From q of a query, (D,), and k and v of its visible keys, (n, D)."""
+    """The statistics of a query. q: (D,), k and v of its visible keys: (n, D)."""
     n, d_head = k.shape
     scale = STRENGTH * math.log(n) / math.sqrt(d_head)
     weights = (scale * (k @ q)).softmax(0)
@@ -254,7 +254,7 @@ def test_the_report_has_its_figures(output: Output, name: str) -> None:
 
 @pytest.mark.parametrize("length", [16, 64])
 def test_each_length_that_is_measured_is_printed(output: Output, length: int) -> None:
-    """Long ones take minutes."""
+    """Long sequences take minutes."""
     assert f": attention at {length}\n" in output.progress
 
 
@@ -273,7 +273,7 @@ def test_the_cost_of_random_tokens_is_printed_and_reported(output: Output) -> No
 
 
 def in_third_bin(*values: float) -> list[list[list[float]]]:
-    """A statistic of one layer: a value for each head in the third of four bins, else 9."""
+    """A statistic of a layer: each head has its value in the third of four bins, else 9."""
     heads = [[9, 9, value, 9] for value in values]
     return [heads]
 

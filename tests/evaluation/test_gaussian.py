@@ -177,7 +177,7 @@ def test_the_command_writes_numbers_report_and_figure(
 @pytest.mark.usefixtures("no_figures")
 def test_the_report_of_another_command_is_not_replaced(command: list[str], tmp_path: Path) -> None:
     main(command)
-    main(command)  # it may replace its own report
+    main(command)  # the command replaces its earlier report
     # `anlit compare` writes this file.
     (tmp_path / "gaussian.json").rename(tmp_path / "convergence.json")
 

@@ -111,7 +111,7 @@ def test_every_architecture_has_all_norms(architecture: Any) -> None:
 
 
 def test_a_wide_untrained_angpt_has_the_assumed_norms_of_its_mlp() -> None:
-    """The constants are exact in the limit of a wide model: here within 3 %, for h of norm 1."""
+    """The constants are exact in the limit of a wide model, here within 3 %. h has norm 1."""
     settings = {
         "vocab_size": 64,
         "context_length": LENGTH,

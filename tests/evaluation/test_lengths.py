@@ -276,7 +276,7 @@ def test_losses_do_not_depend_on_the_rows_that_logits_are_made_for(
 
 
 def copy_with_initial_weights(run: Path, folder: Path) -> Path:
-    """A copy of a run that says it was fine-tuned from weights of its own."""
+    """A copy of a run, fine-tuned from other weights by its configuration."""
     shutil.copytree(run, folder)
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["initial_weights"] = f"runs/{folder.name}.ckpt"

@@ -1,4 +1,4 @@
-"""`anlit needle`: models that look the answer up have the right scores, and the report has them."""
+"""`anlit needle`: scores of models that look the answer up, and their report."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def never(total: int) -> bool:
 class Finder(nn.Module):
     """Finds the latest earlier copy of the last 6 tokens, and predicts the token after it.
 
-    It sees the last `reach` tokens, and predicts another token if `errs` is true of their sum.
+    It sees the last `reach` tokens. If `errs` is true of their sum, it predicts another token.
     """
 
     def __init__(self, reach: int = 10_000, errs: Callable[[int], bool] = never) -> None:
@@ -211,7 +211,7 @@ def texts_of(labels: Any) -> list[str]:
 
 
 def drawn_numbers(axes: Any) -> list[list[float]]:
-    """The numbers of a heat map, checked to be the numbers that are printed in its first row."""
+    """The numbers of a heat map. Its first row prints the same numbers."""
     (image,) = axes.images
     numbers: list[list[float]] = image.get_array().tolist()
     first_row, *_ = numbers
@@ -222,7 +222,7 @@ def drawn_numbers(axes: Any) -> list[list[float]]:
 
 
 def test_the_heat_map_shows_the_accuracies() -> None:
-    """Two lengths and depths; two seeds that find some needles, and a seed that finds none."""
+    """Two seeds find some needles, and another finds none."""
     first_seed = [depths_with_matches(2, 2), depths_with_matches(1, 2)]
     second_seed = [depths_with_matches(2, 2), depths_with_matches(0, 1)]
     finds_none = [depths_with_matches(0, 0), depths_with_matches(0, 0)]

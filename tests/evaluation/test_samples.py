@@ -200,7 +200,7 @@ def test_folders_of_a_mixture_take_turns(tmp_path: Path) -> None:
 
 
 def check_refusal(samples: Samples, sentence: str, **changes: Any) -> None:
-    """A run on a user's own loader is refused before the first step."""
+    """A run on a user's loader is refused before the first step."""
     trainer = quiet_trainer(**VALIDATION, callbacks=[samples])
     batches = torch.utils.data.DataLoader([torch.zeros(1)])
 

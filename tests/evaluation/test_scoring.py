@@ -34,10 +34,10 @@ class Case(NamedTuple):
 
     separator: Separator
     settings: dict[str, Any]
-    """Of the model."""
+    """Settings of the model."""
     stride: int
     is_separator_seen: bool
-    """By the tokens after the first."""
+    """Whether the tokens after the first see the separator."""
 
 
 CASES = {
@@ -59,7 +59,7 @@ class Score(NamedTuple):
 
 @torch.no_grad()
 def score_by_hand(model: Decoder, tokens: np.ndarray, case: Case) -> list[Score]:
-    """Score each token by a forward pass of its own over its window."""
+    """Score each token by a separate forward pass over its window."""
     row = tokens
     scores: list[Score] = []
     if case.separator.token is None:

@@ -1,4 +1,4 @@
-"""Models of anlit whose logits are not near zero, written for transformers and read by it."""
+"""Models with logits far from zero, written for transformers and read by it."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ N_NEW = 6
 
 
 def loud(architecture: Any, **changes: Any) -> LanguageModel:
-    """A tiny model off its initial values whose logits are not near zero."""
+    """A tiny model off its initial values, with logits far from zero."""
     large: dict[str, Any] = {"s_z_init": 8.0}
     if architecture is GPT:
         large = {"init_std": 0.2}

@@ -1,7 +1,6 @@
 """Small random models of published families, in folders like those of the hub.
 
-The keys of each configuration, and the values that are not sizes, are those of the model's own
-config.json.
+Each configuration has the keys of the published config.json, and its values but for sizes.
 """
 
 import json

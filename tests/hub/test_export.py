@@ -215,11 +215,12 @@ def test_gpt_takes_an_architecture_of_transformers_and_comes_back(
     back = tmp_path / "back"
 
     hub_model = read(write(model, out), trust=False)
-    assert main(["import", str(out), "--output", str(back)]) == 0
+    assert main(["import", str(out), f"--output={back}"]) == 0
 
     assert type(hub_model).__name__ == architecture
     assert_the_same(model, hub_model)
-    torch.testing.assert_close(logits_of(back, PROMPT), model(PROMPT), rtol=1e-4, atol=1e-4)
+    logits = logits_of(back, PROMPT)
+    torch.testing.assert_close(logits, model(PROMPT), rtol=1e-4, atol=1e-4)
 
 
 WITHOUT_CODE: set[str] = set()
@@ -235,7 +236,8 @@ def test_every_mechanism_in_code_of_its_own(mechanism: str, tmp_path: Path) -> N
     positions = (PRoPE(), RoPE())[number % 2]
     if mechanism == "alibi":
         positions = NoPE()
-    model = loud(architecture, attention=SHIPPED[mechanism], positions=positions, n_layers=2)
+    settings = {"attention": SHIPPED[mechanism], "positions": positions, "n_layers": 2}
+    model = loud(architecture, **settings)
 
     hub_model = read(write(model, tmp_path / "out"), trust=True)
 
@@ -290,7 +292,7 @@ def refuse_code(*arguments: object, **options: object) -> None:
 
 
 def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
-    """transformers reads the tokenizer without code. anlit does not take the folder for its own."""
+    """transformers reads the tokenizer without code. anlit refuses the folder."""
     from transformers import dynamic_module_utils
 
     run = make_run_with_text(tmp_path, AnGPT)
@@ -300,14 +302,16 @@ def test_a_run_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     out = export_to_transformers(run, tmp_path / "out")
 
     generation = read(out, trust=True).generation_config
-    assert (generation.eos_token_id, generation.pad_token_id) == (END, END)
+    assert generation.eos_token_id == END
+    assert generation.pad_token_id == END
     monkeypatch.setattr(dynamic_module_utils, "get_class_from_dynamic_module", refuse_code)
     monkeypatch.setattr("builtins.input", refuse_code)
     for trust in (None, False, True):
         tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=trust)
         assert tokenizer(text)["input_ids"] == tokens
         assert tokenizer.decode(tokens) == text
-        assert (tokenizer.eos_token, tokenizer.eos_token_id) == (END_OF_DOCUMENT, END)
+        assert tokenizer.eos_token == END_OF_DOCUMENT
+        assert tokenizer.eos_token_id == END
     refusal("lengths", out, "--output", tmp_path / "report")
 
 

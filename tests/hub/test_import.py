@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from torch.nn.functional import cross_entropy
 
 from anlit import GPT, Plain, RoPE
 from anlit.cli import main
@@ -35,7 +36,7 @@ TOKENS = random_tokens(3, 24)
 
 
 def import_model(source: Path, output: Path, *options: str) -> Path:
-    assert main(["import", str(source), "--output", str(output), *options]) == 0
+    assert main(["import", str(source), f"--output={output}", *options]) == 0
     return output
 
 
@@ -66,9 +67,11 @@ def test_a_family_comes_in_and_goes_back(case: str, tmp_path: Path) -> None:
     loaded = load_imported(tmp_path / "hub_folder", tmp_path / "imported_folder")
     back = exported(tmp_path / "imported_folder", tmp_path / "back")
 
-    assert (loaded.architecture, loaded.training_length) == ("GPT", 64)
+    logits = loaded.model(TOKENS)
+    assert loaded.architecture == "GPT"
+    assert loaded.training_length == 64
     assert loaded.model.model.n_parameters() == n_parameters
-    torch.testing.assert_close(loaded.model(TOKENS), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert type(back) is type(hub_model)
     torch.testing.assert_close(back.state_dict(), hub_model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(back(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
@@ -97,9 +100,8 @@ def test_a_run_from_imported_weights_keeps_family_and_longest_context(
     """A Mistral without a window is a Llama but for its name. The export goes through a copy."""
     hub_folder = tmp_path / "hub_folder"
     published("Mistral-7B-v0.3", hub_folder)
-    imported_folder = import_model(
-        hub_folder, tmp_path / "imported_folder", f"--context_length={context_length}"
-    )
+    imported_folder = tmp_path / "imported_folder"
+    import_model(hub_folder, imported_folder, f"--context_length={context_length}")
     model = load_checkpoint(str(imported_folder), "cpu").model.requires_grad_(True)
     load_initial_weights(model, str(imported_folder))
     file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
@@ -115,8 +117,9 @@ def write_tokenizer_with_frame(folder: Path) -> Tokenizer:
     """Write tokenizer.json of a tokenizer that puts `<s>` and `</s>` around a text."""
     tokenizer = train_bpe(["abc"], 260)
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    special = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
-    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=special)
+    begin = ("<s>", tokenizer.token_to_id("<s>"))
+    end = ("</s>", tokenizer.token_to_id("</s>"))
+    tokenizer.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[begin, end])
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
     return tokenizer
 
@@ -141,8 +144,8 @@ def test_an_imported_model_keeps_its_tokenizer(tmp_path: Path, capsys) -> None:
 
     assert record["prompt_tokens"] == with_begin
     rows = pq.read_table(table).to_pydict()
-    logits = hub_model(torch.tensor([with_begin])).logits[0, :-1]
-    expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
+    (logits,) = hub_model(torch.tensor([with_begin])).logits
+    expected = -cross_entropy(logits[:-1], torch.tensor(tokens), reduction="none")
     assert rows["log_likelihood"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert rows["token"] == tokens
     assert rows["n_context"] == list(range(len(tokens)))
@@ -164,7 +167,7 @@ def qwen3(whole: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, refusal: Callable[..., str]) -> str:
-    """The sentence with which a folder is refused; nothing is written."""
+    """The sentence that refuses a folder. Nothing is written."""
     sentence = refusal("import", folder, "--output", folder.parent / "gpt")
     assert not (folder.parent / "gpt").exists()
     return sentence
@@ -241,7 +244,7 @@ def test_a_folder_with_custom_code_is_refused_with_the_way_to_an_anlit_folder(
 
 
 def change_weights(folder: Path, **tensors: torch.Tensor) -> None:
-    """Write all tensors into one file, some of them changed."""
+    """Write all tensors into a single file, some of them changed."""
     all_tensors: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):
         all_tensors |= load_file(file)
@@ -268,7 +271,7 @@ def test_a_head_beside_a_tied_embedding_is_compared(tmp_path: Path, refusal) -> 
 
 
 def test_damaged_folders_are_refused(qwen3: Path, refusal) -> None:
-    second = sorted(qwen3.glob("model-*.safetensors"))[1]
+    _, second, *_ = sorted(qwen3.glob("model-*.safetensors"))
     content = second.read_bytes()
 
     second.write_bytes(content[:-50])
@@ -288,6 +291,7 @@ def test_damaged_folders_are_refused(qwen3: Path, refusal) -> None:
 def test_numbers_that_are_no_weights_are_refused(qwen3: Path, refusal) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        change_weights(qwen3, **{name: torch.zeros(80, 48).to(dtype)})
+        quantised = torch.zeros(80, 48).to(dtype)
+        change_weights(qwen3, **{name: quantised})
         sentence = refused(qwen3, refusal)
         assert f"has {name} of {dtype}, and GPT+ no quantised weights" in sentence

@@ -188,7 +188,7 @@ def test_a_stream_is_the_text_whatever_the_tokens(kind: str, prompt: str) -> Non
     tokenizer = set_plain_encoding(KINDS[kind]())
     vocabulary = len(tokenizer.get_vocab())
     prompt_tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
-    # After bytes the library decodes the bytes of prompt and continuation as one row.
+    # After bytes the library decodes the bytes of prompt and continuation together.
     ends_in_bytes = False
     if prompt_tokens:
         ends_in_bytes = tokenizer.id_to_token(prompt_tokens[-1]).startswith("<0x")

@@ -1,4 +1,4 @@
-"""`anlit runs`: what a table of runs says of each."""
+"""`anlit runs`: the table of runs."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def log(run: Path, *rows: str) -> None:
 
 @pytest.fixture
 def print_table(capsys, monkeypatch):
-    """print_table(folder, width) → what `anlit runs` prints in a terminal of a width."""
+    """print_table(folder, width) → the output of `anlit runs` in a terminal of a width."""
 
     def run(folder: Path, width: int) -> str:
         monkeypatch.setattr("anlit.commands.runs.console", lambda: SafeConsole(width=width))

@@ -30,7 +30,7 @@ def size(folder: Path, options: str) -> dict[str, Any]:
 
 
 def test_numbers_follow_from_the_options_of_fit_without_data(tmp_path: Path) -> None:
-    """2 layers: W_q and W_o with 2 heads of width 24, W_k and W_v with 1; d 32, f 128, V 256."""
+    """2 layers, d 32, f 128, V 256. W_q and W_o have 2 heads of width 24, W_k and W_v 1 head."""
     plan = "--gpus 4 --strategy fsdp --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
     settings = (
         "--model.runtime.recompute_every 2 --trainer.precision bf16-mixed "

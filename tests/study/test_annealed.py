@@ -1,4 +1,4 @@
-"""A study with `anneal`: its runs, and what kills and failures leave of them."""
+"""The annealed runs of a study, also after kills and failures."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Draws over ranges: which they are, how a study counts them, and what its report says of them."""
+"""Draws over ranges: their values, their number in a study, their table in the report."""
 
 import json
 import math
@@ -145,7 +145,7 @@ def test_a_number_of_draws_between_powers_of_two_takes_the_first() -> None:
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_whole_numbers_are_drawn_between_whole_numbers(scale: str) -> None:
-    """A whole number has the share of the numbers that round to it, of all from 0.5 to 4.5."""
+    """Numbers from 0.5 to 4.5 are drawn and rounded."""
     depth_range = {"low": 1, "high": 4, "scale": scale}
     lines = {"model.depth": depth_range, "model.lr": LOG}
 
@@ -247,7 +247,7 @@ def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
 
 
 def check_refusal(folder: Path, message: str, **changes: Any) -> None:
-    """Read a study with an arm that draws the rate; its refusal is a single sentence."""
+    """A study with an arm that draws the rate is refused in a single sentence."""
     study = {"search": {"draws": 4}, "arms": {"gpt": RATE_ARM}, "seeds": [1]} | changes
 
     with pytest.raises(UserError, match=message) as error:
@@ -328,7 +328,7 @@ def test_wrong_searches_are_refused(
 
 
 def bowl(centre: float) -> Any:
-    """Losses with their minimum at a rate; anGPT is lower, and fails above a rate of 0.6."""
+    """Losses with their minimum at a rate. anGPT is lower, and fails above 0.6."""
 
     def final(run: Any, values: dict[str, Any], *_: float) -> float:
         rate = values["lr"]
@@ -413,7 +413,7 @@ def test_report_and_console_name_the_edge(folder: Path) -> None:
 
 
 def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
-    """No two draws differ in the choice alone, so the others cannot be the same in all else."""
+    """No two draws differ in the choice alone."""
     tune = {RATE: LOG, "data.init_args.batch_size": [2, 4, 16]}
     shared = {"configs": ["common.yaml"], "tune": tune}
     study = searched(folder, shared=shared, draws=16)

@@ -88,7 +88,7 @@ def check_power_law(row: dict[str, str], best_rates: dict[int, float]) -> None:
 
 
 def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> None:
-    """The best value of each curve has a ring; a diverged loss is at the end of the axis."""
+    """The best value of each curve has a ring. A diverged loss is at the end of the axis."""
     figures = keep_figures(tuned_losses)
     narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
     wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
@@ -214,6 +214,7 @@ def test_a_trend_fits_a_column_and_its_ticks_do_not_overlap(
     figure = drawn_trend(keep_figures, series, value)
 
     boxes = [tick.get_window_extent() for tick in ticks_of(figure)]
+    assert len(boxes) > 1
     for left, right in itertools.pairwise(boxes):
         assert not left.overlaps(right)
     millimetres = figure.get_figwidth() * 25.4
@@ -356,7 +357,7 @@ def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
 
 
 def onsets_and_later_losses(arm: str) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens at which each seed of an arm reaches 4.3, and its loss 200,000 tokens later."""
+    """The onset of each seed of an arm in tokens, and its loss 200,000 tokens later."""
     onsets = []
     losses = []
     for final_loss in FINAL_LOSSES[arm].values():

@@ -1,4 +1,4 @@
-"""A ramp of the batch inside the Trainer: its steps, their batches, and the time that they take."""
+"""A ramp of the batch inside the Trainer: steps, their micro-batches, and their time."""
 
 import re
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class Endless(IterableDataset):
 
 @pytest.mark.parametrize("n_in_epoch", [None, 6, 9])
 def test_steps_have_the_micro_batches_of_the_schedule(n_in_epoch: int | None) -> None:
-    """Data without a length, and an epoch that ends within the ramp, which goes on."""
+    """Also with data without a length, and over the end of an epoch within the ramp."""
     record = Record()
     data: Any = Endless()
     if n_in_epoch is not None:
@@ -75,7 +75,7 @@ def test_steps_have_the_micro_batches_of_the_schedule(n_in_epoch: int | None) ->
 
 
 class Minutes(L.Callback):
-    """A clock on which each micro-batch takes a minute."""
+    """A clock. Each micro-batch takes a minute."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

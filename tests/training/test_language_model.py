@@ -118,7 +118,7 @@ class ValidationLosses(L.Callback):
 
 
 def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
-    """A sum in bfloat16 stops to grow: 600 batches of a loss of 6.617 had a mean of 8.0.
+    """A sum in bfloat16 stops to grow: 600 losses of 6.617 had a mean of 8.0.
 
     After 150 batches the mean is wrong in the second digit.
     """
@@ -179,7 +179,7 @@ def collate_without_targets(rows: list[torch.Tensor]) -> Any:
 
 @cache
 def trained(architecture: Any, precision: str) -> tuple[Any, list[float]]:
-    """The model, and the losses of eight steps on the same batch; tests do not change it."""
+    """A model and its losses in eight steps on the same batch. No test changes it."""
     logged = Logged("train/loss")
     model = tiny(architecture, optimizer=adamw(lr=0.01))
     same_batch = {"limit_train_batches": 1, "max_epochs": 8}
@@ -208,7 +208,7 @@ def test_gradients_take_no_memory_beside_the_next_steps_activations(architecture
 
 @pytest.mark.parametrize("plugin", [MixedPrecision("16-mixed", "cpu"), HalfPrecision("16-true")])
 def test_float16_is_refused(plugin: Any) -> None:
-    """Without a GPU Lightning turns `precision: 16-mixed` into bf16-mixed, so plugins are given."""
+    """Lightning turns `precision: 16-mixed` into bf16-mixed on a CPU, so plugins are given."""
     message = rf"precision={plugin.precision} .*: set bf16-mixed or 32-true"
     with pytest.raises(UserError, match=message):
         fit(tiny(GPT), 1, plugins=[plugin])
@@ -226,7 +226,7 @@ def test_float16_is_refused(plugin: Any) -> None:
 def test_the_dtype_of_h_between_blocks_and_of_the_products(
     architecture: Any, precision: str, dtype_of_h: torch.dtype, dtype_of_products: torch.dtype
 ) -> None:
-    """With bf16-mixed h stays in float32 from the embedding on; products are in bfloat16."""
+    """h stays in float32 with bf16-mixed; products are in bfloat16."""
     model = tiny(architecture)
     dtypes: dict[nn.Module, set[torch.dtype]] = {}
 

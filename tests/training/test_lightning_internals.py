@@ -95,7 +95,7 @@ def test_nothing_else_uses_private_members_of_lightning(sources: str) -> None:
 def test_ddp_makes_its_gradient_nodes_on_the_stream_of_the_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With nodes on another stream every step would wait for it. The GPU is simulated."""
+    """Every step would wait for nodes on another stream. The GPU is simulated."""
     wrapped: list[tuple[Any, dict[str, Any]]] = []
     streams: list[Any] = []
 

@@ -58,7 +58,7 @@ def train_observed(
 ) -> tuple[Trajectory, dict[str, torch.Tensor], list[dict[str, str]]]:
     """Trajectory, weights and rows of metrics.csv after four steps.
 
-    The run has dropout, in one block alone, accumulation, QK-clip and packed documents.
+    The run has dropout in a single block, accumulation, QK-clip and packed documents.
     """
     trajectory = Trajectory()
     logger = MetricsCSV(str(folder))

@@ -1,4 +1,4 @@
-"""The gradient noise scale against naive gradients, and on a problem whose noise scale is known."""
+"""The gradient noise scale against naive gradients, and on a problem with a known value."""
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -124,7 +124,7 @@ def as_examples(rows: list[Tensor]) -> Examples:
 
 
 class Linear(L.LightningModule):
-    """The loss ½|w − x|² at w = 0: an example's gradient is −x, with known mean and variance."""
+    """The loss ½|w − x|² at w = 0. The gradient of an example is −x: its moments are known."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -90,10 +90,14 @@ def test_step_times_waiting_and_speed_of_each_interval(
         val_check_interval=2 * accumulate,
     )
 
-    trainer.fit(tiny(GPT), clock.slow_down(batches(16 * accumulate, 16)), batches(4, 16))
+    loader = clock.slow_down(batches(16 * accumulate, 16))
+
+    trainer.fit(tiny(GPT), loader, batches(4, 16))
 
     rows = [row for row in read_rows(logger.path) if row["train/seconds"]]
-    assert [row["step"] for row in rows] == ["1", "3"]
+    first_row, last_row = rows
+    assert first_row["step"] == "1"
+    assert last_row["step"] == "3"
     for row, (first, second) in zip(rows, step_seconds, strict=True):
         seconds = first + second
         speed = 2 * accumulate * 4 * 16 / seconds
@@ -108,8 +112,8 @@ def test_step_times_waiting_and_speed_of_each_interval(
         logged = {name: float(row[name]) for name in expected}
         assert logged == pytest.approx(expected)
     total_seconds = sum(map(sum, step_seconds))
-    assert float(rows[1]["train/seconds"]) == pytest.approx(total_seconds)
-    assert float(rows[1]["train/tokens"]) == 4 * accumulate * 4 * 16
+    assert float(last_row["train/seconds"]) == pytest.approx(total_seconds)
+    assert float(last_row["train/tokens"]) == 4 * accumulate * 4 * 16
 
 
 def test_tokens_are_counted_beyond_the_integers_of_float32(tmp_path: Path) -> None:
@@ -127,12 +131,15 @@ def test_tokens_are_counted_beyond_the_integers_of_float32(tmp_path: Path) -> No
     trainer.fit(tiny(GPT), batches(8, 16), batches(4, 16))
 
     rows = read_rows(logger.path)
-    assert numbers_in(rows, "train/tokens") == [earlier_tokens + 64, earlier_tokens + 128]
-    assert numbers_in(rows, "val/tokens") == [earlier_tokens + 128]
+    after_a_step = earlier_tokens + 64
+    after_two_steps = earlier_tokens + 128
+    assert numbers_in(rows, "train/tokens") == [after_a_step, after_two_steps]
+    assert numbers_in(rows, "val/tokens") == [after_two_steps]
 
 
 def numbers_in(rows: list[dict[str, str]], column: str) -> list[int]:
-    return [int(float(row[column])) for row in rows if row[column]]
+    values = [row[column] for row in rows if row[column]]
+    return [int(float(value)) for value in values]
 
 
 @pytest.mark.gpu

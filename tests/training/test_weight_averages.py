@@ -26,7 +26,7 @@ STEPS = 9
 RATE = 0.03
 """So large that a mean of nGPT's rows is clearly shorter than 1."""
 OF_COLUMNS = ("W_o.weight", "W_d.weight")
-"""In nGPT, the matrices whose columns have norm 1."""
+"""The columns of these matrices of nGPT have norm 1."""
 Weights = dict[str, Tensor]
 
 
@@ -53,7 +53,7 @@ class Trace(L.Callback):
 
 
 class Whole(GPTDecoder):
-    """A user's decoder that restores norms in a way of its own."""
+    """A user's decoder with another way to restore norms."""
 
     def restore_norms(self) -> None:
         torch._foreach_mul_(list(self.parameters()), 0.5)
@@ -77,7 +77,7 @@ def weights_of(model: torch.nn.Module) -> Weights:
 def train(
     model: LanguageModel, rule: WeightAveraging | None, **options: Any
 ) -> tuple[L.Trainer, Trace]:
-    """Take steps on random tokens, validate every third step, and return what happened."""
+    """Take steps on random tokens and validate every third step."""
     trace = Trace()
     callbacks = [trace] if rule is None else [rule, trace]
     n_micro_batches = options.get("accumulate_grad_batches", 1)
@@ -266,7 +266,7 @@ def test_averages_count_optimizer_steps() -> None:
 
 @pytest.mark.parametrize("architecture", [slow(GPT), NGPT])
 def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path: Path) -> None:
-    """In bfloat16 an average would not move by a thousandth."""
+    """An average in bfloat16 would not move by a thousandth."""
     trainer, trace = train(small(architecture), ema(0.999), precision="bf16-true")
     saved = saved_by(trainer, tmp_path / "run.ckpt")
 
@@ -292,7 +292,7 @@ def test_a_shared_matrix_has_one_average(tmp_path: Path) -> None:
 
 
 def test_buffers_are_not_averaged() -> None:
-    """The share of a warm start is the step's, and QK-clip's maximum is no weight."""
+    """The step decides the share of a warm start, and QK-clip's maximum is not a weight."""
     warm_start = WarmStart(ScaleInvariant(), steps=4)
     model = small(GPT, attention=warm_start, qk_clip=0.01)
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) ->
 
 
 def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> None:
-    """The mean is over the last share of the run's own steps."""
+    """The mean is over the last share of the longer run."""
     trainer, _ = train(small(NGPT), TailAveraging(share=0.5), max_steps=5)
     checkpoint = tmp_path / "short.ckpt"
     trainer.save_checkpoint(checkpoint)

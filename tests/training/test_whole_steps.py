@@ -87,7 +87,7 @@ def test_a_stop_within_a_step_comes_after_it() -> None:
 def test_a_run_that_ended_with_an_epoch_continues_with_the_next_epoch(
     tmp_path: Path, n_validated: int
 ) -> None:
-    """Its last step was validated as the last step; a later launch has no validation there."""
+    """Its last step was validated already: a later launch does not validate there again."""
     settings = {
         "val_check_interval": 100,
         "check_val_every_n_epoch": None,
