@@ -15,7 +15,7 @@ from anlit.compare import plots
 
 ROPE = {"class_path": "anlit.nn.layers.positions.RoPE", "init_args": {"fraction": 0.5}}
 ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.001, "betas": [0.9, 0.95]}}
-CONFIG: dict[str, Any] = {
+CONFIG = {
     "seed_everything": 1,
     "run_dir": "runs/a",
     "ckpt_path": None,
@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
     },
 }
 HARDWARE = {"cpu": "test", "cores": 2, "devices": ["cpu"]}
-RECORD: dict[str, Any] = {
+RECORD = {
     "anlit": "0.1.0",
     "versions": {"python": "3.12", "torch": "2.11"},
     "command": "anlit fit --config a.yaml",

@@ -17,13 +17,12 @@ from tests.compare.conftest import FALLING
 
 @pytest.mark.filterwarnings("error")
 def test_other_seeds_are_compared_by_welch() -> None:
-    losses = [3.0, 3.2, 3.1]
-    other_losses = [3.4, 3.5]
-    other_seeds = (7, 8)
+    losses = {1: 3.0, 2: 3.2, 3: 3.1}
+    other_losses = {7: 3.4, 8: 3.5}
 
-    test = difference(dict(enumerate(losses)), dict(zip(other_seeds, other_losses, strict=True)))
+    test = difference(losses, other_losses)
 
-    expected = stats.ttest_ind(losses, other_losses, equal_var=False)
+    expected = stats.ttest_ind([3.0, 3.2, 3.1], [3.4, 3.5], equal_var=False)
     low, high = expected.confidence_interval()
     assert test is not None
     assert test.method == "Welch's t-test"
@@ -100,7 +99,8 @@ def test_holm_gives_no_probability_above_1() -> None:
 def curve(losses: dict[int, float], seconds_per_token: float = 1.0) -> Curve:
     """A curve with losses by tokens."""
     tokens = np.array(list(losses), dtype=float)
-    return Curve(tokens, tokens * seconds_per_token, np.array(list(losses.values())))
+    loss = np.array(list(losses.values()))
+    return Curve(tokens, tokens * seconds_per_token, loss)
 
 
 BASELINE = curve(FALLING, seconds_per_token=2.0)

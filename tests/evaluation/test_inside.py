@@ -31,6 +31,7 @@ from tests.evaluation.saved import load_with_data, make_run, small
 LENGTH = 24
 N_SEQUENCES = 3
 CPU = torch.device("cpu")
+Record = dict[str, Any]
 
 
 def batches(vocabulary: int) -> list[Batch]:
@@ -258,7 +259,7 @@ def test_scores_beyond_the_histogram_are_counted() -> None:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
+def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Record:
     """The measurements of a trained and an untrained anGPT."""
     folder = tmp_path_factory.mktemp("runs") / "angpt"
     run = make_run(folder, data, AnGPT, n_layers=2)
@@ -269,7 +270,7 @@ def record(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, An
 
 
 def test_the_untrained_model_has_the_same_settings_and_initial_weights(
-    record: dict[str, Any],
+    record: Record,
 ) -> None:
     """The trained weights are far from initial: alpha and s_z differ at least."""
     trained = record["trained"]["norms"]["h"]["mean"]
@@ -280,7 +281,7 @@ def test_the_untrained_model_has_the_same_settings_and_initial_weights(
     assert trained[1] != untrained[1]
 
 
-def test_the_length_is_the_longest_that_training_has_seen(record: dict[str, Any]) -> None:
+def test_the_length_is_the_longest_that_training_has_seen(record: Record) -> None:
     """Training had 16 tokens a sequence: the ranges of 64 would reach 100."""
     assert record["length"] == 16
     first_layer, _ = record["trained"]["scores"]

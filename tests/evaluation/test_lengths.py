@@ -39,6 +39,10 @@ from tests.evaluation.saved import (
 N_TOKENS = VAL_TOKENS // 64 * 64
 """Targets in complete pieces of 64."""
 DOCUMENT_LENGTH = 24
+Record = dict[str, Any]
+Result = dict[str, Any]
+"""The measurements of a checkpoint at a length and masking."""
+CheckpointAndData = tuple[Checkpoint, TokenShards]
 
 
 class CountingModel(nn.Module):
@@ -80,7 +84,7 @@ def exact_loss(position: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, TokenShards]:
+def counting(tmp_path_factory: pytest.TempPathFactory) -> CheckpointAndData:
     """A `CountingModel`, and its documents."""
     numbers = np.arange(N_TOKENS + 9) + 1
     tokens = (numbers % DOCUMENT_LENGTH).astype(np.uint16)
@@ -93,13 +97,13 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Toke
 
 def measure(
     checkpoint: Checkpoint, data: TokenShards, lengths: list[int], *masking: bool, **settings: int
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     evaluation = Lengths(LengthsSettings(tuple(lengths), masking=masking, **settings))
     evaluation.plan([checkpoint], data)
     return evaluation.measure(checkpoint, data)
 
 
-def find(results: list[dict[str, Any]], length: int, masked: bool) -> dict[str, Any]:
+def find(results: list[Result], length: int, masked: bool) -> Result:
     """The result at a length and masking."""
     for result in results:
         if result["length"] == length and result["masking"] == masked:
@@ -107,12 +111,12 @@ def find(results: list[dict[str, Any]], length: int, masked: bool) -> dict[str, 
     raise AssertionError(f"nothing at length {length}")
 
 
-def total_loss(result: dict[str, Any]) -> float:
+def total_loss(result: Result) -> float:
     return result["total"]["loss"]
 
 
 @pytest.fixture(scope="module")
-def results(counting: tuple[Checkpoint, TokenShards]) -> list[dict[str, Any]]:
+def results(counting: CheckpointAndData) -> list[Result]:
     """The results on the counting documents, at two lengths, with masking and without."""
     return measure(*counting, [16, 64], True, False, batch_tokens=128)
 
@@ -120,7 +124,7 @@ def results(counting: tuple[Checkpoint, TokenShards]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("length", [16, 64])
 @pytest.mark.parametrize("masked", [True, False], ids=["documents", "single text"])
 def test_exact_losses_come_out_by_length_and_position(
-    results: list[dict[str, Any]], length: int, masked: bool
+    results: list[Result], length: int, masked: bool
 ) -> None:
     result = find(results, length, masked)
 
@@ -145,7 +149,7 @@ def test_exact_losses_come_out_by_length_and_position(
             assert estimate["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_ranges_of_positions_end_at_powers_of_two(results: list[dict[str, Any]]) -> None:
+def test_ranges_of_positions_end_at_powers_of_two(results: list[Result]) -> None:
     spans = find(results, 64, True)["by_position"]
 
     assert [span["first"] for span in spans] == [0, 1, 2, 4, 8, 16, 32]
@@ -153,7 +157,7 @@ def test_ranges_of_positions_end_at_powers_of_two(results: list[dict[str, Any]])
 
 
 def test_the_change_is_the_loss_minus_the_loss_at_the_training_length(
-    results: list[dict[str, Any]],
+    results: list[Result],
 ) -> None:
     at_training_length = find(results, LENGTH, False)
     longer = find(results, 64, False)
@@ -326,13 +330,13 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     assert labels[3].endswith("twice.ckpt")
 
 
-def run_lengths(output: Path, *arguments: object) -> dict[str, Any]:
+def run_lengths(output: Path, *arguments: object) -> Record:
     """Run the command; returns the content of lengths.json."""
     main(["lengths", *map(str, arguments), f"--output={output}"])
     return read_record(output)
 
 
-def read_record(output: Path) -> dict[str, Any]:
+def read_record(output: Path) -> Record:
     return json.loads((output / "lengths.json").read_text())
 
 

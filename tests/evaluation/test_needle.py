@@ -95,6 +95,7 @@ def test_a_model_that_looks_up_finds_every_needle(haystack: Haystack, length: in
     expected_nats = -math.log1p((VOCABULARY - 1) * math.exp(-LOGIT))
     assert result["accuracy"] == 1
     assert result["nats_per_token"] == pytest.approx(expected_nats, rel=1e-3)
+    assert len(result["by_depth"]) == 5
     for depth in result["by_depth"]:
         assert depth["nats_per_token"] == pytest.approx(expected_nats, rel=1e-3)
         assert depth["mean_depth"] == pytest.approx(depth["depth"], abs=0.05 + 1 / 60)
@@ -135,12 +136,12 @@ def test_the_log_likelihood_is_of_the_answer(haystack: Haystack) -> None:
 
     _, log_likelihoods = score_answers(model, samples)
 
-    for sample, log_likelihood in zip(samples, log_likelihoods.tolist(), strict=True):
+    for sample, log_likelihood in zip(samples, log_likelihoods, strict=True):
         tokens = torch.from_numpy(sample.tokens)
         (logits,) = model(tokens[None, :-1])
-        by_position = -cross_entropy(logits, tokens[1:], reduction="none")
-        expected = by_position[-sample.n_answer :].sum().item()
-        assert log_likelihood == pytest.approx(expected, rel=1e-4)
+        by_token = -cross_entropy(logits, tokens[1:], reduction="none")
+        of_answer = by_token[-sample.n_answer :].sum()
+        torch.testing.assert_close(log_likelihood, of_answer, rtol=1e-4, atol=0)
 
 
 def test_samples_depend_on_neither_model_nor_batch(
@@ -223,9 +224,11 @@ def drawn_numbers(axes: Any) -> list[list[float]]:
 
 def test_the_heat_map_shows_the_accuracies() -> None:
     """Two seeds find some needles, and another finds none."""
-    first_seed = [depths_with_matches(2, 2), depths_with_matches(1, 2)]
-    second_seed = [depths_with_matches(2, 2), depths_with_matches(0, 1)]
-    finds_none = [depths_with_matches(0, 0), depths_with_matches(0, 0)]
+    all_found = depths_with_matches(2, 2)
+    none_found = depths_with_matches(0, 0)
+    first_seed = [all_found, depths_with_matches(1, 2)]
+    second_seed = [all_found, depths_with_matches(0, 1)]
+    finds_none = [none_found, none_found]
     record = {
         "settings": {"lengths": [128, 512], "depths": [0.0, 1.0]},
         "checkpoints": [{"training_length": 128}] * 3,

@@ -24,6 +24,8 @@ from tests.nn.models.tiny import decoder, random_tokens
 
 LENGTH = 16
 END = 3
+Row = dict[str, Any]
+"""A row of the table of scores."""
 LENGTHS = (1, 2, 15, 16, 17, 40, 3)
 DOCUMENTS = [random_tokens(n, seed=n).numpy() for n in LENGTHS]
 TEXTS = ["the cat sat on the mat by the dog " * 12, "naïve café – ☕ 🐈 for the cats", "x"]
@@ -156,7 +158,7 @@ def test_the_table_has_every_token_of_every_text(
 
     table = pq.read_table(tmp_path / "scores" / "scores.parquet")
     rows = table.to_pylist()
-    documents: list[list[dict[str, Any]]] = [[], [], []]
+    documents: list[list[Row]] = [[], [], []]
     for row in rows:
         documents[row["document"]].append(row)
     sources = [text_file, lines_file, lines_file]
@@ -180,7 +182,7 @@ def test_the_table_has_every_token_of_every_text(
     assert record["command"].startswith("anlit score ")
 
 
-def check_document(rows: list[dict[str, Any]], text: str, file: Path) -> None:
+def check_document(rows: list[Row], text: str, file: Path) -> None:
     """The rows have all tokens of a document in order, and their text is the document."""
     content = text.encode()
     joined = ""

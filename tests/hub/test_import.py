@@ -182,7 +182,7 @@ MSCALE = {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}
 NO_FACTOR = {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}
 QUANTISED = {"quantization_config": {"bits": 4}}
 NO_WIDTH = {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}
-MISFITS: list[tuple[dict[str, Any], str]] = [
+MISFITS = [
     (
         {"hidden_act": "relu", "mlp_bias": True},
         "hidden_act='relu' (the MLP of GPT+ is a SwiGLU), mlp_bias=True (",

@@ -32,7 +32,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
 WINDOWS = SlidingWindow(4, SqrtLogN(r=1.2))
-MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+MODELS = {
     "Qwen3": (GPT, {"positions": RoPE(fraction=1.0)}),
     "GPT+": (GPT, {"tie_embeddings": True}),
     "nGPT": (NGPT, {}),
@@ -175,7 +175,7 @@ def test_positions_that_contradict_mask_or_cache_are_refused(positions: Tensor, 
         custom(TOKENS, past_key_values=cache, position_ids=positions)
 
 
-UNSUPPORTED: list[dict[str, Any]] = [
+UNSUPPORTED = [
     {"output_attentions": True},
     {"output_hidden_states": True},
     {"token_type_ids": TOKENS},
@@ -209,7 +209,7 @@ def test_a_flag_of_the_configuration_is_refused_too(flag: str, custom) -> None:
         custom(TOKENS)
 
 
-CACHES: dict[str, dict[str, Any]] = {
+CACHES = {
     "dynamic": {"cache_implementation": "dynamic"},
     "static": {"cache_implementation": "static"},
     "none": {"use_cache": False},

@@ -20,7 +20,7 @@ LENGTHS = [100, 200, 400, 800]
 TOKENS_PER_STEP = 8 * 256
 SEEDS = (1, 2, 3)
 CONSTANT = {"class_path": "anlit.Constant", "init_args": {"warmup": 0.1}}
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "arms": UNTUNED_ARMS,
     "shared": shared_with({"model.init_args.schedule": CONSTANT}),
     "anneal": {"max_steps": LENGTHS, "decay": 0.2},

@@ -34,8 +34,8 @@ from tests.data import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 TUNE = {"model.init_args.lr": [0.1, 0.2, 0.4]}
-GPT_ARM: dict[str, Any] = {"title": "GPT+", "configs": ["gpt.yaml"]}
-ANGPT_ARM: dict[str, Any] = {"title": "anGPT", "configs": ["angpt.yaml"]}
+GPT_ARM = {"title": "GPT+", "configs": ["gpt.yaml"]}
+ANGPT_ARM = {"title": "anGPT", "configs": ["angpt.yaml"]}
 UNTUNED_ARMS = {"gpt": GPT_ARM, "angpt": ANGPT_ARM}
 
 
@@ -50,7 +50,7 @@ def shared_with(settings: dict[str, Any], *files: str) -> dict[str, Any]:
 
 
 ARMS = arms_with(tune=TUNE)
-STUDY: dict[str, Any] = {
+STUDY = {
     "title": "Two arms",
     "question": "Which one?",
     "baseline": "gpt",

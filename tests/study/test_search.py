@@ -32,12 +32,14 @@ from tests.study.synthetic import train
 from tests.study.test_launch import finish, started_runs
 
 RATE = "model.init_args.lr"
+Lines = dict[str, Any]
+"""The lines of `tune`: setting → its range, or the values that are drawn."""
 LOG = {"low": 0.05, "high": 0.8, "scale": "log"}
-SEARCHED: dict[str, Any] = {
+SEARCHED = {
     "arms": UNTUNED_ARMS,
     "shared": {"configs": ["common.yaml"], "tune": {RATE: LOG}},
 }
-LINES: dict[str, Any] = {
+LINES = {
     "model.lr": {"low": 1.0e-3, "high": 3.0e-2, "scale": "log"},
     "model.warmup": {"low": 0.0, "high": 0.4},
     "model.norm": [True, False],
@@ -47,7 +49,7 @@ LINES: dict[str, Any] = {
 RATE_ARM = {"configs": ["gpt.yaml"], "tune": {RATE: LOG}}
 
 
-def draw(lines: dict[str, Any], draws: int, method: str = "sobol", seed: int = 0) -> Any:
+def draw(lines: Lines, draws: int, method: str = "sobol", seed: int = 0) -> Any:
     """The points of a search over some lines."""
     points, _ = draw_points(lines, Search(method, draws, seed), "here")
     return points
@@ -58,7 +60,7 @@ def labels(points: Any) -> list[str]:
     return attributes(points, "label")
 
 
-def values(lines: dict[str, Any], name: str, draws: int) -> list[Any]:
+def values(lines: Lines, name: str, draws: int) -> list[Any]:
     """The value of a setting in each draw by Sobol."""
     return [point.shown[name] for point in draw(lines, draws)]
 
@@ -330,7 +332,7 @@ def test_wrong_searches_are_refused(
 def bowl(centre: float) -> Any:
     """Losses with their minimum at a rate. anGPT is lower, and fails above 0.6."""
 
-    def final(run: Any, values: dict[str, Any], *_: float) -> float:
+    def final(run, values, *_):
         rate = values["lr"]
         loss = 3.5 + math.log(rate / centre) ** 2 + 0.01 * values["seed"]
         if run.arm.base == "gpt":
@@ -418,7 +420,7 @@ def test_of_mixed_choices_the_largest_is_at_the_edge(folder: Path) -> None:
     shared = {"configs": ["common.yaml"], "tune": tune}
     study = searched(folder, shared=shared, draws=16)
 
-    def final(run: Any, values: dict[str, Any], *_: float) -> float:
+    def final(run, values, *_):
         distance = abs(math.log(values["lr"] / 0.2))
         return 4.0 - 0.1 * values["batch_size"] + 0.01 * distance
 

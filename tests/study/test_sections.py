@@ -304,7 +304,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, keep_figures) 
     assert unpaired["speed-up, tokens"] == "1 of 2 seeds"
 
 
-OTHER_BLOCKS: dict[str, Any] = {"settings": {"data.init_args.val_blocks": 64}}
+OTHER_BLOCKS = {"settings": {"data.init_args.val_blocks": 64}}
 """An arm with them has the loss of other tokens."""
 APART = UNTUNED_ARMS | {"angpt": ANGPT_ARM | OTHER_BLOCKS}
 

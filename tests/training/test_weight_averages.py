@@ -111,16 +111,16 @@ def small(architecture: Any, **settings: Any) -> LanguageModel:
     return tiny(architecture, optimizer=adamw(RATE), schedule=CONSTANT, **settings)
 
 
-def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> Weights:
+def naive_averages(steps: list[Weights], shares: list[float], normalised: bool) -> Weights:
     """average ← average + share·(weight − average) in float64; nGPT's vectors to norm 1.
 
-    `shares` has a number for each step in `steps`; the first average is the weight itself.
+    `shares` has a number for each step in `steps`. The first average is the weight itself.
     """
     averages = {name: weight.double() for name, weight in steps[0].items()}
     for weights, share in zip(steps[1:], shares[1:], strict=True):
         for name, weight in weights.items():
             average = averages[name].lerp(weight.double(), share)
-            if strict and average.dim() == 2:
+            if normalised and average.dim() == 2:
                 axis = 0 if name.endswith(OF_COLUMNS) else 1
                 average = average / average.norm(dim=axis, keepdim=True)
             averages[name] = average
@@ -128,16 +128,16 @@ def naive_averages(steps: list[Weights], shares: list[float], strict: bool) -> W
 
 
 def assert_moving_average(
-    averages: Weights, steps: list[Weights], share: float, strict: bool = False
+    averages: Weights, steps: list[Weights], share: float, normalised: bool = False
 ) -> None:
     """The averages took in each step's weights with the same share."""
-    expected = naive_averages(steps, [share] * len(steps), strict)
+    expected = naive_averages(steps, [share] * len(steps), normalised)
     assert_close(averages, expected)
 
 
-def assert_mean(averages: Weights, steps: list[Weights], strict: bool = False) -> None:
+def assert_mean(averages: Weights, steps: list[Weights], normalised: bool = False) -> None:
     """The averages are the mean of each step's weights."""
-    expected = naive_averages(steps, shares_of_mean(len(steps)), strict)
+    expected = naive_averages(steps, shares_of_mean(len(steps)), normalised)
     assert_close(averages, expected)
 
 
@@ -179,7 +179,7 @@ def test_after_training_the_model_has_the_moving_averages(
     trainer, trace = train(model, EMAWeightAveraging(**settings))
 
     weights = [trace.weights[step] for step in steps]
-    assert_moving_average(weights_of(model), weights, 0.2, strict=architecture is NGPT)
+    assert_moving_average(weights_of(model), weights, 0.2, normalised=architecture is NGPT)
     assert averages_of(trainer).n_averaged == len(steps)
 
 
@@ -207,7 +207,7 @@ def test_after_training_the_model_has_the_means(
     trainer, trace = train(model, rule(**settings))
 
     weights = [trace.weights[step] for step in steps]
-    assert_mean(weights_of(model), weights, strict=architecture is NGPT)
+    assert_mean(weights_of(model), weights, normalised=architecture is NGPT)
     assert averages_of(trainer).n_averaged == len(steps)
 
 
@@ -217,7 +217,7 @@ def test_averaged_rows_keep_their_norm_or_bound(architecture: Any) -> None:
 
     _, trace = train(model, ema(0.9))
 
-    plain = naive_averages(trace.weights, [0.1] * STEPS, strict=False)
+    plain = naive_averages(trace.weights, [0.1] * STEPS, normalised=False)
     plain_norms = plain["model.blocks.0.W_q.weight"].norm(dim=1)
     norms = torch.cat(list(model.model.row_norms()))
     assert plain_norms.min() < 0.99, "the plain mean is shorter"
@@ -261,7 +261,7 @@ def test_averages_count_optimizer_steps() -> None:
 
     assert averages_of(trainer).n_averaged == STEPS
     assert len(trace.weights) == STEPS
-    assert_moving_average(weights_of(model), trace.weights, 0.2, strict=True)
+    assert_moving_average(weights_of(model), trace.weights, 0.2, normalised=True)
 
 
 @pytest.mark.parametrize("architecture", [slow(GPT), NGPT])
@@ -271,7 +271,7 @@ def test_averages_of_bfloat16_weights_are_in_float32(architecture: Any, tmp_path
     saved = saved_by(trainer, tmp_path / "run.ckpt")
 
     averages = {name: saved["state_dict"][name] for name in trace.weights[0]}
-    assert_moving_average(averages, trace.weights, 0.001, strict=architecture is NGPT)
+    assert_moving_average(averages, trace.weights, 0.001, normalised=architecture is NGPT)
     head = "model.head.weight"
     assert trace.weights[0][head].dtype == torch.bfloat16
     assert saved["current_model_state"][head].dtype == torch.bfloat16
@@ -310,8 +310,8 @@ def test_a_checkpoint_after_training_has_averages_and_weights(tmp_path: Path) ->
     saved = saved_by(trainer, tmp_path / "run.ckpt")
     alone = saved_by(trainer, tmp_path / "weights.ckpt", weights_only=True)
 
-    assert_moving_average(saved["state_dict"], trace.weights, 0.2, strict=True)
-    assert_moving_average(alone["state_dict"], trace.weights, 0.2, strict=True)
+    assert_moving_average(saved["state_dict"], trace.weights, 0.2, normalised=True)
+    assert_moving_average(alone["state_dict"], trace.weights, 0.2, normalised=True)
     assert_close(saved["current_model_state"], trace.weights[-1], tolerance=1e-30)
     assert "current_model_state" not in alone
     assert saved["averaging_state"] == {"n_averaged": torch.tensor(STEPS), "first_step": 0}
@@ -330,7 +330,7 @@ def test_a_longer_run_forgets_the_tail_of_the_shorter_one(tmp_path: Path) -> Non
     longer.fit(model, training_batches(), validation_batches(), ckpt_path=checkpoint)
 
     assert averages_of(longer).n_averaged == 3, "steps 5 to 7; step 4 was in the short run"
-    assert_mean(weights_of(model), trace.weights[-3:], strict=True)
+    assert_mean(weights_of(model), trace.weights[-3:], normalised=True)
 
 
 def test_a_rule_that_was_never_true_is_reported(caplog) -> None:
