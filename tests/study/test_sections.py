@@ -18,14 +18,22 @@ from anlit.study.sections import loss_gap, trend, tuned_losses
 from anlit.study.sections.registry import check_sections
 from tests.study.conftest import (
     ANGPT_ARM,
-    ARMS,
     GPT_ARM,
+    TUNE,
     UNTUNED_ARMS,
     arms_with,
     changed_study,
 )
-from tests.study.reports import FINAL_LOSSES, report, results, trained, with_interval
-from tests.study.synthetic import SHARE, curve_to
+from tests.study.reports import (
+    FINAL_LOSSES,
+    Page,
+    final,
+    report,
+    results,
+    trained,
+    with_interval,
+)
+from tests.study.synthetic import SHARE, Final, curve_to
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 TOKENS = 400 * 8 * 256
@@ -39,6 +47,14 @@ WEIGHT_DECAY = "model.init_args.weight_decay"
 def choices(name: str, key: str, *values: float) -> dict[str, Any]:
     """Named choices of a grid that set a key."""
     return {name: {value: {key: value} for value in values}}
+
+
+def report_with(
+    section: dict[str, Any], folder: Path, loss: Final = final, **changes: object
+) -> Page:
+    """The report with a single section on two arms as configured, with changes."""
+    options = {"arms": UNTUNED_ARMS, "baseline": None, "sections": [section]}
+    return report(trained(folder, loss, **options | changes))
 
 
 SIZES = choices("d", "model.init_args.d_model", 64, 128, 256)
@@ -55,7 +71,7 @@ def test_trends(folder: Path) -> None:
         distance = math.log2(values["lr"] / best_rates[values["d"]])
         return 3 + 0.1 * abs(distance) + 0.01 * values["seed"]
 
-    arms = {"gpt": ARMS["gpt"] | {"vary": SIZES}}
+    arms = {"gpt": GPT_ARM | {"vary": SIZES, "tune": TUNE}}
     sections = [
         {"trend": {"value": "lr", "over": "parameters"}},
         {"trend": {"over": "parameters"}},
@@ -116,7 +132,7 @@ def test_a_setting_that_was_also_tried_at_zero_has_its_losses(folder: Path) -> N
     def loss(run, values, parameters, tokens):
         return 3 + abs(values["weight_decay"] - 0.1)
 
-    page = report(trained(folder, loss, arms={"gpt": arm}, baseline=None, sections=[section]))
+    page = report_with(section, folder, loss, arms={"gpt": arm})
 
     assert "losses-weight_decay-parameters.png" in page.pictures
 
@@ -128,7 +144,7 @@ def test_a_trend_of_values_at_zero_is_drawn_without_a_power_law(folder: Path) ->
     def loss(run, values, parameters, tokens):
         return 3 + values["weight_decay"]
 
-    page = report(trained(folder, loss, arms={"gpt": arm}, baseline=None, sections=[section]))
+    page = report_with(section, folder, loss, arms={"gpt": arm})
 
     assert "trend-weight_decay-parameters.png" in page.pictures
     assert "A power law needs three points, and none at 0." in page.text
@@ -149,7 +165,7 @@ def test_gaps_over_a_value_of_zero_have_its_point(folder: Path, keep_figures) ->
     arms = arms_with(vary=choices("decay", WEIGHT_DECAY, 0.0, 0.1, 0.2))
     section = {"loss_gap": {"baseline": "gpt", "each": "decay", "over": "decay"}}
 
-    report(trained(folder, arms=arms, baseline=None, sections=[section], seeds=[1]))
+    report_with(section, folder, arms=arms, seeds=[1])
 
     left, right = figures[0].axes[0].get_xlim()
     assert left < 0 < right
@@ -234,14 +250,10 @@ def test_the_scaling_section_recovers_the_law(folder: Path) -> None:
     def loss(run, values, n, d):
         return 1.5 + 40 * n**-0.3 + 60 * d**-0.25
 
-    options = {
-        "arms": {"gpt": GPT_ARM | {"vary": SIZES | steps(100, 400, 1600)}},
-        "sections": [{"scaling": {"resamples": 20}}],
-        "seeds": [1],
-        "baseline": None,
-    }
+    arm = GPT_ARM | {"vary": SIZES | steps(100, 400, 1600)}
+    section = {"scaling": {"resamples": 20}}
 
-    page = report(trained(folder, loss, **options))
+    page = report_with(section, folder, loss, arms={"gpt": arm}, seeds=[1])
 
     row = page.row("GPT+", "a (of N)")
     values = {column: cell.split()[0] for column, cell in row.items()}
@@ -271,15 +283,10 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, keep_figures) 
         name = "d={d}_steps={steps}_seed={seed}".format(**values)
         return gpt_loss - leads.get(name, lead_of_others)
 
-    options = {
-        "arms": UNTUNED_ARMS,
-        "shared": {"configs": ["common.yaml"], "vary": SIZES | steps(100, 400)},
-        "sections": [{"loss_gap": {"baseline": "gpt", "each": "d"}}],
-        "seeds": [1, 2],
-        "baseline": None,
-    }
+    section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
+    arms = arms_with(vary=SIZES | steps(100, 400))
 
-    page = report(trained(folder, loss, **options))
+    page = report_with(section, folder, loss, arms=arms, seeds=[1, 2])
 
     titles = [axes.get_title(loc="left") for axes in figures[0].axes]
     assert titles == ["d 64", "d 128", "d 256"]
@@ -313,16 +320,12 @@ def test_losses_on_other_tokens_have_no_gap(folder: Path, keep_figures) -> None:
     figures = keep_figures(loss_gap)
 
     def loss(run, values, parameters, tokens):
-        return 3.4 if run.arm.base == "gpt" else 3.3
+        return {"gpt": 3.4, "angpt": 3.3}[run.arm.base]
 
-    options = {
-        "arms": APART,
-        "shared": {"configs": ["common.yaml"], "vary": SIZES},
-        "sections": [{"loss_gap": {"baseline": "gpt", "each": "d"}}],
-        "baseline": None,
-    }
+    section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
+    shared = {"configs": ["common.yaml"], "vary": SIZES}
 
-    page = report(trained(folder, loss, **options))
+    page = report_with(section, folder, loss, arms=APART, shared=shared)
 
     rows = page.table("baseline's loss")
     assert len(rows) == 3
@@ -342,7 +345,7 @@ LATER_GAP = "minus that of GPT+"
 
 
 def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
-    page = report(trained(folder, arms=UNTUNED_ARMS, sections=[{"onset": ONSET}]))
+    page = report_with({"onset": ONSET}, folder)
 
     gpt = page.row("GPT+", ONSETS)
     angpt = page.row("anGPT", ONSETS)
@@ -385,7 +388,7 @@ def mean_with_t_interval(gaps: np.ndarray) -> str:
 def test_a_level_that_one_seed_reaches_has_one_onset(folder: Path) -> None:
     section = {"onset": {"loss": 3.495, "after": 1, "baseline": "angpt"}}
 
-    page = report(trained(folder, arms=UNTUNED_ARMS, sections=[section]))
+    page = report_with(section, folder)
 
     gpt = page.row("GPT+", ONSETS)
     assert gpt[ONSETS].count("–") == 2
@@ -393,7 +396,7 @@ def test_a_level_that_one_seed_reaches_has_one_onset(folder: Path) -> None:
 
 
 def test_onsets_by_losses_on_other_tokens_are_not_subtracted(folder: Path) -> None:
-    page = report(trained(folder, arms=APART, sections=[{"onset": ONSET}]))
+    page = report_with({"onset": ONSET}, folder, arms=APART)
 
     angpt = page.row("anGPT", ONSETS)
     assert angpt[ONSET_GAP] == "– (validated differently)"
