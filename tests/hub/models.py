@@ -50,6 +50,12 @@ def export(source: Path, output: Path, *options: str) -> Path:
     return output
 
 
+def import_model(source: Path, output: Path, *options: str) -> Path:
+    """The folder that `anlit import` writes."""
+    assert main(["import", str(source), f"--output={output}", *options]) == 0
+    return output
+
+
 def export_to_transformers(source: Path, output: Path) -> Path:
     return export(source, output, "--format=huggingface")
 

@@ -27,7 +27,6 @@ from anlit import (
     RoPE,
     YaRN,
 )
-from anlit.cli import main
 from anlit.config.objects import parameters_of
 from anlit.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
 from anlit.errors import UserError
@@ -53,6 +52,7 @@ from tests.hub.models import (
     assert_the_same,
     export,
     export_to_transformers,
+    import_model,
     loud,
     read,
     write,
@@ -215,7 +215,7 @@ def test_gpt_takes_an_architecture_of_transformers_and_comes_back(
     back = tmp_path / "back"
 
     hub_model = read(write(model, out), trust=False)
-    assert main(["import", str(out), f"--output={back}"]) == 0
+    import_model(out, back)
 
     assert type(hub_model).__name__ == architecture
     assert_the_same(model, hub_model)

@@ -25,7 +25,7 @@ from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.reader import edit
 from tests.evaluation.saved import save, small
 from tests.evaluation.test_generate_command import generate_records
-from tests.hub.models import export, export_to_transformers, read
+from tests.hub.models import export, export_to_transformers, import_model, read
 from tests.hub.published import CASES, published
 from tests.nn.models.tiny import random_tokens
 
@@ -33,11 +33,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
 TOKENS = random_tokens(3, 24)
-
-
-def import_model(source: Path, output: Path, *options: str) -> Path:
-    assert main(["import", str(source), f"--output={output}", *options]) == 0
-    return output
 
 
 def load_imported(source: Path, output: Path) -> Checkpoint:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anlit.cli import main
 from anlit.training.load_model import load_checkpoint
+from tests.hub.models import import_model
 from tests.hub.published import published
 from tests.nn.models.tiny import random_tokens
 
@@ -30,7 +30,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]
 
 @pytest.fixture
 def sharded(whole: tuple[Path, torch.Tensor], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole[0], tmp_path / "source"))
+    folder, _ = whole
+    return Path(shutil.copytree(folder, tmp_path / "source"))
 
 
 def shards(folder: Path) -> list[Path]:
@@ -44,8 +45,9 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def imported_logits(folder: Path, output: Path) -> torch.Tensor:
-    assert main(["import", str(folder), "--output", str(output)]) == 0
-    return load_checkpoint(str(output), "cpu").model(TOKENS)
+    """The logits of the model that `anlit import` writes."""
+    imported_folder = import_model(folder, output)
+    return load_checkpoint(str(imported_folder), "cpu").model(TOKENS)
 
 
 def test_shards_of_an_earlier_download_are_not_read(whole, sharded: Path, tmp_path: Path) -> None:
@@ -56,7 +58,10 @@ def test_shards_of_an_earlier_download_are_not_read(whole, sharded: Path, tmp_pa
             tensor += 1
         save_file(tensors, sharded / f"model-{number:05}-of-99999.safetensors")
 
-    torch.testing.assert_close(imported_logits(sharded, tmp_path / "ours"), whole[1])
+    logits = imported_logits(sharded, tmp_path / "ours")
+
+    _, expected = whole
+    torch.testing.assert_close(logits, expected)
 
 
 def test_the_index_may_name_its_files_as_it_likes(whole, sharded: Path, tmp_path: Path) -> None:
@@ -67,7 +72,10 @@ def test_the_index_may_name_its_files_as_it_likes(whole, sharded: Path, tmp_path
         index = index.replace(file.name, new_name)
     (sharded / INDEX).write_text(index)
 
-    torch.testing.assert_close(imported_logits(sharded, tmp_path / "ours"), whole[1])
+    logits = imported_logits(sharded, tmp_path / "ours")
+
+    _, expected = whole
+    torch.testing.assert_close(logits, expected)
 
 
 def hold_twice(folder: Path) -> None:
@@ -91,7 +99,8 @@ def hold_in_a_namesake(folder: Path) -> None:
     owner = folder / files.pop(EMBEDDING)
     namesake = folder / "a" / owner.name
     namesake.parent.mkdir()
-    save_file({EMBEDDING: load_file(owner)[EMBEDDING], "a.weight": torch.zeros(1)}, namesake)
+    embedding = load_file(owner)[EMBEDDING]
+    save_file({EMBEDDING: embedding, "a.weight": torch.zeros(1)}, namesake)
     lose_a_tensor(folder)
     files = {"a.weight": f"a/{owner.name}", EMBEDDING: owner.name, **files}
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from anlit import load_checkpoint
 from anlit.cli import main
@@ -20,7 +21,7 @@ from tests.data.reader import edit
 from tests.evaluation.test_chat import CONVERSATION
 from tests.evaluation.test_generate_command import generate_records
 from tests.hub.made_tokenizers import KINDS, write_tokenizer
-from tests.hub.models import export, export_to_transformers, read
+from tests.hub.models import export, export_to_transformers, import_model, read
 from tests.hub.published import published
 
 transformers = pytest.importorskip("transformers")
@@ -56,11 +57,6 @@ def source(folder: Path, kind: str) -> Path:
     return folder
 
 
-def imported(folder: Path, output: Path) -> Path:
-    assert main(["import", str(folder), "--output", str(output)]) == 0
-    return output
-
-
 @pytest.fixture(scope="module")
 def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folders]:
     """folders_of(kind) → the folders of a model; tests leave them as they are."""
@@ -70,7 +66,7 @@ def folders_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fold
         if kind not in folders_by_kind:
             folder = tmp_path_factory.mktemp("model")
             hub_folder = source(folder / "hub_folder", kind)
-            imported_folder = imported(hub_folder, folder / "imported_folder")
+            imported_folder = import_model(hub_folder, folder / "imported_folder")
             folders_by_kind[kind] = Folders(hub_folder, imported_folder)
         return folders_by_kind[kind]
 
@@ -134,9 +130,10 @@ def test_a_conversation_is_answered_as_by_transformers(
     for prompt, conversation in cases:
         (record,) = generate_records(capsys, imported_folder, "--chat", prompt, *GREEDY)
 
-        expected = answer(hub_folder, conversation)
-        assert (record["prompt_tokens"], record["tokens"]) == expected
-        assert answer(back, conversation) == expected
+        prompt_tokens, tokens = answer(hub_folder, conversation)
+        assert record["prompt_tokens"] == prompt_tokens
+        assert record["tokens"] == tokens
+        assert answer(back, conversation) == (prompt_tokens, tokens)
 
 
 def test_an_end_of_a_turn_does_not_hide_the_earlier_turns(
@@ -237,7 +234,7 @@ def test_every_end_token_ends_and_generation_config_is_the_last_word(
     hub_folder = copy_hub_folder("Qwen")
     write_tokenizer(hub_folder, "Qwen", eos_token_id=[LAST_TOKEN, third], temperature=0.5)
 
-    imported_folder = imported(hub_folder, tmp_path / "imported_folder")
+    imported_folder = import_model(hub_folder, tmp_path / "imported_folder")
     (record,) = generate_records(capsys, imported_folder, "the cat", *GREEDY)
     back = export_to_transformers(imported_folder, tmp_path / "back")
 
@@ -245,8 +242,10 @@ def test_every_end_token_ends_and_generation_config_is_the_last_word(
     assert record["finish"] == "end_of_document"
     generation = json.loads((back / "generation_config.json").read_text())
     assert generation["eos_token_id"][:2] == [LAST_TOKEN, third]
-    assert (generation["bos_token_id"], generation["temperature"]) == (290, 0.5)
-    assert json.loads((back / "config.json").read_text())["bos_token_id"] == 290
+    assert generation["bos_token_id"] == 290
+    assert generation["temperature"] == 0.5
+    config = json.loads((back / "config.json").read_text())
+    assert config["bos_token_id"] == 290
     assert answer(back, "the cat") == (record["prompt_tokens"], record["tokens"])
 
 
@@ -291,7 +290,7 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(
     """
     hub_folder = copy_hub_folder("Qwen")
     write_tokenizer(hub_folder, "Qwen", eos_token_id=[LAST_TOKEN, 5])
-    weights = imported(hub_folder, tmp_path / "imported_folder")
+    weights = import_model(hub_folder, tmp_path / "imported_folder")
     chat = ["--chat", "the cat", *GREEDY]
     (first,) = generate_records(capsys, weights, *chat)
 
@@ -340,9 +339,10 @@ def test_a_run_with_another_tokenizer_does_not_keep_the_template(
 def expected_log_likelihoods(folder: Path, tokens: list[int]) -> list[float]:
     """The log-likelihood of each token after the first, by transformers."""
     model = read(folder, trust=False).float()
-    log_likelihoods = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
-    values: list[float] = log_likelihoods[range(len(tokens) - 1), tokens[1:]].tolist()
-    return values
+    row = torch.tensor(tokens)
+    (logits,) = model(row[None]).logits
+    log_likelihoods = -cross_entropy(logits[:-1], row[1:], reduction="none")
+    return log_likelihoods.tolist()
 
 
 def test_conversations_are_scored_as_by_transformers(folders_of, tmp_path: Path) -> None:
@@ -356,10 +356,11 @@ def test_conversations_are_scored_as_by_transformers(folders_of, tmp_path: Path)
     rows = pq.read_table(table).to_pydict()
     tokenizer = transformers.AutoTokenizer.from_pretrained(hub_folder)
     tokens = tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
+    expected = expected_log_likelihoods(hub_folder, tokens)
     first, *log_likelihoods = rows["log_likelihood"]
     assert rows["token"] == tokens
     assert first is None
-    assert log_likelihoods == pytest.approx(expected_log_likelihoods(hub_folder, tokens), abs=2e-4)
+    assert log_likelihoods == pytest.approx(expected, abs=2e-4)
 
 
 def test_special_tokens_in_a_scored_text_are_tokens_when_asked_for(
@@ -404,10 +405,11 @@ def test_an_empty_prompt_of_a_run_is_the_separator_of_its_data(run: Path, capsys
 
     assert record["prompt_tokens"] == [END]
     model = load_checkpoint(str(run), "cpu").model
-    log_likelihoods = model(torch.tensor([[END]]))[0, -1].log_softmax(-1)
-    first_token = record["tokens"][0]
-    expected = log_likelihoods[first_token].item()
-    assert record["log_likelihood"][0] == pytest.approx(expected, abs=1e-5)
+    ((logits,),) = model(torch.tensor([[END]]))
+    first_token, *_ = record["tokens"]
+    log_likelihood, *_ = record["log_likelihood"]
+    expected = logits.log_softmax(-1)[first_token].item()
+    assert log_likelihood == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_model_without_such_a_token_refuses_an_empty_prompt(
@@ -418,7 +420,7 @@ def test_a_model_without_such_a_token_refuses_an_empty_prompt(
     (hub_folder / "generation_config.json").unlink()
     no_tokens = {"bos_token_id": None, "eos_token_id": None}
     edit(hub_folder / "config.json", lambda record: record.update(no_tokens))
-    imported_folder = imported(hub_folder, tmp_path / "imported_folder")
+    imported_folder = import_model(hub_folder, tmp_path / "imported_folder")
 
     message = refusal("generate", imported_folder, "")
 
@@ -476,13 +478,13 @@ def test_a_template_may_lie_in_any_place_where_transformers_finds_it(
     ]
 
     template_file.write_text(template)
-    with_file = imported(hub_folder, tmp_path / "one")
+    with_file = import_model(hub_folder, tmp_path / "one")
     template_file.unlink()
     edit(
         hub_folder / "tokenizer_config.json",
         lambda config: config.update(chat_template=template_list),
     )
-    with_list = imported(hub_folder, tmp_path / "two")
+    with_list = import_model(hub_folder, tmp_path / "two")
     (from_file,) = generate_records(capsys, with_file, "--chat", "the cat", *GREEDY)
     (from_list,) = generate_records(capsys, with_list, "--chat", "the cat", *GREEDY)
     (without_template,) = generate_records(capsys, with_list, "the cat and", *GREEDY)
