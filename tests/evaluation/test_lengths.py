@@ -298,21 +298,14 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     alone = save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt")
     finetuned = copy_with_initial_weights(first_seed, tmp_path / "a")
     also_finetuned = copy_with_initial_weights(first_seed, tmp_path / "b")
-    paths = [
-        first_seed,
-        angpt,
-        second_seed,
-        wider,
-        twice,
-        alone,
-        finetuned,
-        also_finetuned,
-    ]
+    paths = [first_seed, angpt, second_seed, wider, twice, alone, finetuned, also_finetuned]
 
     loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
     arms = group_by_seed(loaded)
 
-    members = [[paths[index] for index in arm["checkpoints"]] for arm in arms]
+    members = []
+    for arm in arms:
+        members.append([paths[index] for index in arm["checkpoints"]])
     assert members == [
         [first_seed, second_seed],
         [angpt],
