@@ -1,4 +1,4 @@
-"""`anlit benchmark` at tiny sizes: right cases are timed and written, wrong cases are named."""
+"""`anlit benchmark` at tiny sizes: right cases are timed, wrong cases are named."""
 
 import json
 import logging
@@ -180,7 +180,7 @@ def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
 
 
 def test_lightning_says_nothing_about_devices_and_ranks(monkeypatch, caplog, capfd) -> None:
-    """On a GPU the accelerator logs LOCAL_RANK when the strategy sets it up."""
+    """The accelerator of a GPU logs LOCAL_RANK when the strategy sets it up."""
     logger = logging.getLogger("lightning.pytorch.accelerators.cuda")
     caplog.set_level(logging.INFO, logger.name)
     set_up = mock.Mock(side_effect=lambda trainer: logger.info("LOCAL_RANK: 0"))

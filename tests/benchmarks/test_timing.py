@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Counter:
-    """Calls that return the number of calls so far, and record who was called."""
+    """Its calls return the number of calls so far, and record their names."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

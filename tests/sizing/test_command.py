@@ -23,7 +23,7 @@ MODEL = [
 
 
 def size(folder: Path, options: str) -> dict[str, Any]:
-    """Return the numbers that `anlit size` writes for the model with these options."""
+    """The numbers that `anlit size` writes for the model with options."""
     file = folder / "size.json"
     assert main([*MODEL, *options.split(), "--json", str(file)]) == 0
     return json.loads(file.read_text())

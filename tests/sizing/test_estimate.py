@@ -1,4 +1,4 @@
-"""The estimate against the real allocations of a step, for each architecture and precision."""
+"""The estimate of memory against the real allocations of a step."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -52,7 +52,7 @@ def estimated_peak(plan: Plan, name: str, **settings: object) -> int:
 
 
 def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None], Any]:
-    """Return a training step of 4 sequences in Lightning's order, and its optimizer."""
+    """A training step of 4 sequences in Lightning's order, and its optimizer."""
     decoder = model.model
     device = model.device.type
     optimizer = model.make_optimizer(parameter_groups(decoder))
@@ -72,7 +72,7 @@ def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None],
 
 
 def state_tensors(optimizer: Any) -> list[Tensor]:
-    """Return the tensors of an optimizer's state, or of the states of MuonAdamW's optimizers."""
+    """The tensors of an optimizer's state. MuonAdamW has two optimizers."""
     tensors = []
     for member in getattr(optimizer, "_parts", [optimizer]):
         for state in member.state.values():
@@ -81,7 +81,7 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
 
 
 def peak_on_cpu(model: LanguageModel, autocast: bool) -> float:
-    """Return parameters, optimizer state and the allocations of a step, in bytes at the peak."""
+    """The peak of a step in bytes: parameters, optimizer state and allocations."""
     step, optimizer = make_step(model, autocast)
     step()  # makes the optimizer's state and the tables of positions
     permanent = [*model.model.parameters(), *state_tensors(optimizer)]
@@ -145,7 +145,7 @@ def test_the_optimizer_state_is_counted_by_its_tensors(
 
 
 def memory_of(**changes: Any) -> dict[str, float]:
-    """Return the memory by purpose of a plan for float32 weights, by default on a single GPU."""
+    """The memory of a plan in float32 by purpose, by default on a single GPU."""
     plan = Plan(batch_size=8, length=128, **changes)
     numbers = estimate(build("GPT", "meta"), plan)
     return numbers["memory"]
