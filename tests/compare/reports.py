@@ -1,8 +1,12 @@
-"""A comparison's files, and timings beside it, for tests."""
+"""A comparison's files, timings beside it, and intervals by scipy, for tests."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
 
 from anlit.compare.compare import compare
 from anlit.compare.comparison import STEPS, Comparison
@@ -60,3 +64,15 @@ def write_paired(
         arms.append({"key": group.key, "seconds_per_token": times})
     content = {"hardware": HARDWARE, **record, "arms": arms}
     (folder / STEPS).write_text(json.dumps(content))
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of 95 % for the mean."""
+    low, high = stats.ttest_1samp(values, 0).confidence_interval()
+    return low, high
+
+
+def geometric_t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of 95 % for the geometric mean."""
+    low, high = np.exp(t_interval(np.log(values)))
+    return low, high

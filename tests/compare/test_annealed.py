@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from anlit.compare.annealed import AnnealedSpeedUp, End, annealed_speed_up, tokens_for_loss, trend
+from tests.compare.reports import geometric_t_interval, t_interval
 
 LENGTHS = (500, 1000, 2000, 4000)
 TOKENS_PER_STEP = 4096
@@ -142,8 +143,7 @@ def test_the_interval_is_a_t_test_of_the_logarithms_over_pairs_of_seeds() -> Non
     sentence = annealed_speed_up(baseline, arm, 1000).words
 
     ratios = [1.2, 1.5, 1.35]
-    interval = stats.ttest_1samp(np.log(ratios), 0).confidence_interval()
-    low, high = np.exp(interval)
+    low, high = geometric_t_interval(ratios)
     assert sentence == f"{stats.gmean(ratios):.2f} ({low:.2f} … {high:.2f})"
 
 
@@ -183,8 +183,7 @@ def test_the_trend_is_a_t_test_of_the_slopes_of_the_seeds() -> None:
     for seed_values in zip(*values.values(), strict=True):
         line = stats.linregress(x, np.log(seed_values))
         slopes.append(line.slope)
-    interval = stats.ttest_1samp(slopes, 0).confidence_interval()
-    low, high = np.exp(interval)
+    low, high = np.exp(t_interval(slopes))
     assert result is not None
     assert result.lengths == 3
     mean = np.exp(np.mean(slopes))

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scipy import stats
 
 from anlit.study.estimate import merge_configuration
@@ -13,8 +12,9 @@ from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.results import plan_runs, read_results
 from tests.compare.conftest import write_run
+from tests.compare.reports import geometric_t_interval
 from tests.study.conftest import UNTUNED_ARMS, changed_study, first_points, shared_with
-from tests.study.reports import Page
+from tests.study.reports import Page, with_interval
 
 LENGTHS = [100, 200, 400, 800]
 TOKENS_PER_STEP = 8 * 256
@@ -79,7 +79,5 @@ def report(study: Study) -> Page:
 
 def geometric_mean(values: Sequence[float]) -> str:
     """`1.35 (1.31 … 1.39)`: the mean and the t-interval of the logarithms."""
-    logarithms = np.log(values)
-    interval = stats.ttest_1samp(logarithms, 0).confidence_interval()
-    low, high = np.exp(interval)
-    return f"{np.exp(logarithms.mean()):.2f} ({low:.2f} … {high:.2f})"
+    low, high = geometric_t_interval(values)
+    return with_interval(".2f", stats.gmean(values), low, high)

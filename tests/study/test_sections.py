@@ -16,6 +16,7 @@ from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.sections import loss_gap, trend, tuned_losses
 from anlit.study.sections.registry import check_sections
+from tests.compare.reports import t_interval
 from tests.study.conftest import (
     ANGPT_ARM,
     GPT_ARM,
@@ -297,7 +298,7 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, keep_figures) 
     tokens_of_step = 8 * 256
     assert early[PER_PARAMETER] == f"{100 * tokens_of_step / n_parameters(64):.3g}"
     assert late[PER_PARAMETER] == f"{400 * tokens_of_step / n_parameters(64):.3g}"
-    low, high = stats.ttest_1samp([-0.5, -0.3], 0).confidence_interval()
+    low, high = t_interval([-0.5, -0.3])
     assert early["seeds"] == "2"
     assert early["baseline's loss"] == "4.0150 ± 0.0071"
     assert early[GAP] == with_interval("+.4f", -0.4, low, high)
@@ -381,7 +382,7 @@ def check_onsets(row: dict[str, str], onsets: np.ndarray, losses: np.ndarray) ->
 
 
 def mean_with_t_interval(gaps: np.ndarray) -> str:
-    low, high = stats.ttest_1samp(gaps, 0).confidence_interval()
+    low, high = t_interval(gaps)
     return with_interval(".3f", gaps.mean(), low, high)
 
 
