@@ -9,7 +9,7 @@ import pytest
 
 from anlit.data.preparation.recipes import Recipe
 from tests.data import layouts
-from tests.data.layouts import documents
+from tests.data.layouts import short_documents
 from tests.data.prepared import random_tokens, write_prepared
 from tests.data.preparing import SIZES, make, recipe_of, record_times, scratch, train_tokenizer
 
@@ -23,6 +23,12 @@ def tmp_path() -> Iterator[Path]:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The folder of the source files, which a test writes."""
+    return tmp_path / "source"
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +47,7 @@ def tokenizer(session_folder: Path) -> str:
 def recipe(session_folder: Path, tokenizer: str) -> Recipe:
     """A recipe for 50 documents in several tasks; nine documents are held out."""
     layouts.openwebtext(
-        session_folder / "hub", list(documents(60, seed=1))[10:], n_files=4, row_group_size=4
+        session_folder / "hub", short_documents(50, seed=1), n_files=4, row_group_size=4
     )
     return recipe_of(
         "OpenWebText", session_folder / "hub", SIZES, tokenizer=tokenizer, val_fraction=0.2
@@ -62,7 +68,7 @@ def tiny_shards(session_folder: Path) -> str:
 
     path = str(session_folder / "tiny")
     texts = []
-    for factor, text in enumerate(list(documents(60, seed=6))[10:], start=7):
+    for factor, text in enumerate(short_documents(50, seed=6), start=7):
         words = [f"word{number * factor % 1000}" for number in range(120)]
         texts.append(" ".join(words) + text[:500])
     source = str(layouts.text_files(session_folder / "text", texts))

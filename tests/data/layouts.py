@@ -80,6 +80,11 @@ def documents(n: int, seed: int = 0) -> Iterator[str]:
             yield f"{number} of {seed}: {_mixture(rng, rng.randrange(1, 3000))}"
 
 
+def short_documents(n: int, seed: int) -> list[str]:
+    """Return `n` mixtures of `PHRASES`."""
+    return list(documents(10 + n, seed))[10:]
+
+
 def _mixture(rng: random.Random, size: int) -> str:
     phrases: list[str] = []
     while size > 0:

@@ -101,6 +101,11 @@ def read_texts(folder: Path, stream: str) -> list[str]:
     return tokenizer.decode_batch([document[:-1].tolist() for document in documents])
 
 
+def all_texts(folder: Path) -> list[str]:
+    """Return the texts of training and validation, sorted."""
+    return sorted(read_texts(folder, "train") + read_texts(folder, "val"))
+
+
 def assert_holds(folder: Path, expected: Mapping[str, Sequence[str]]) -> None:
     """Assert that the folder holds only these texts, in these streams and in this order.
 

@@ -23,14 +23,18 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import json_lines, write
 from tests.data.preparing import make, recipe_of
-from tests.data.reader import edit, read_texts
+from tests.data.reader import all_texts, edit
 
+Compress = Callable[[bytes], bytes]
 TEXTS = [f"text number {number}" for number in range(40)]
 LFS_POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 99\n"
 )
 LINES = b"".join(json_lines(TEXTS))
-UTF16_LINES = LINES.decode().encode("utf-16")
+TEXT = LINES.decode()
+UTF16_LINES = TEXT.encode("utf-16")
+UTF16_LITTLE_ENDIAN = TEXT.encode("utf-16-le")
+UTF16_BIG_ENDIAN = TEXT.encode("utf-16-be")
 
 
 def zip_archive(content: bytes) -> bytes:
@@ -50,7 +54,12 @@ def tar_archive(content: bytes) -> bytes:
 
 
 LFS = "a Git LFS pointer and not the file itself: run `git lfs pull`"
+GZIP = "compressed with gzip, and its name does not end in .gz: rename it"
+ZSTD = "compressed with zstd, and its name does not end in .zst"
+XZ = "compressed with xz, which is not read"
+ZIP = "a zip archive, which is not read: unpack it"
 UTF16 = "UTF-16 and not UTF-8: convert it"
+UTF16_NO_MARK = "UTF-16 without a mark"
 BZIP2 = "compressed with bzip2, which is not read"
 TAR = "a tar archive, which is not read: unpack it"
 FOREIGN: list[tuple[str, bytes, str]] = [
@@ -62,19 +71,15 @@ FOREIGN: list[tuple[str, bytes, str]] = [
     ("a.txt", UTF16_LINES, UTF16),
     ("a.jsonl", UTF16_LINES, UTF16),
     ("a.txt.gz", gzip.compress(UTF16_LINES), UTF16),
-    ("a.txt", LINES.decode().encode("utf-16-le"), "UTF-16 without a mark"),
-    ("a.txt", LINES.decode().encode("utf-16-be"), "UTF-16 without a mark"),
+    ("a.txt", UTF16_LITTLE_ENDIAN, UTF16_NO_MARK),
+    ("a.txt", UTF16_BIG_ENDIAN, UTF16_NO_MARK),
     ("a.txt.bz2", bz2.compress(LINES), BZIP2),
     ("a.jsonl.bz2", bz2.compress(LINES), BZIP2),
     ("a.jsonl", bz2.compress(LINES), BZIP2),
-    ("a.jsonl.xz", lzma.compress(LINES), "compressed with xz, which is not read"),
-    (
-        "a.jsonl",
-        gzip.compress(LINES),
-        "compressed with gzip, and its name does not end in .gz: rename it",
-    ),
-    ("a.txt", zstandard.compress(LINES), "compressed with zstd, and its name does not end in .zst"),
-    ("a.zip", zip_archive(LINES), "a zip archive, which is not read: unpack it"),
+    ("a.jsonl.xz", lzma.compress(LINES), XZ),
+    ("a.jsonl", gzip.compress(LINES), GZIP),
+    ("a.txt", zstandard.compress(LINES), ZSTD),
+    ("a.zip", zip_archive(LINES), ZIP),
     ("a.tar", tar_archive(LINES), TAR),
     ("a.tar.gz", gzip.compress(tar_archive(LINES)), TAR),
 ]
@@ -83,29 +88,34 @@ FOREIGN: list[tuple[str, bytes, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
 def test_a_file_of_another_format_is_named_as_the_cause(
-    name: str, content: bytes, expected: str, tokenizer: str, tmp_path: Path, out: Path
+    name: str, content: bytes, expected: str, tokenizer: str, source: Path, out: Path
 ) -> None:
-    write(tmp_path / "text" / name, content)
-    for number in range(2):
-        write(tmp_path / "text" / f"good{number}.txt", TEXTS[number].encode())
-    options = {"tokenizer": tokenizer, "pattern": "*"}
+    write(source / name, content)
+    write(source / "good0.txt", TEXTS[0].encode())
+    write(source / "good1.txt", TEXTS[1].encode())
+    options = {"tokenizer": tokenizer, "pattern": "*", "val_fraction": 0.7}
+    recipe = recipe_of("TextFiles", source, **options)
 
     message = rf"{re.escape(name)}.*: it is {re.escape(expected)}.*repair the file"
     with pytest.raises(UserError, match=message):
-        make(out, recipe_of("TextFiles", tmp_path / "text", **options))
+        make(out, recipe)
 
-    recipe = recipe_of("TextFiles", tmp_path / "text", **options, val_fraction=0.7)
     manifest = make(out, recipe, skip_bad=True)
     assert manifest["skipped"]["wrong_format"]["count"] == 1
     assert manifest["documents"] == 2
 
 
-def test_a_pointer_in_place_of_tokens(tmp_path: Path, out: Path) -> None:
-    files = layouts.fineweb_bin(tmp_path / "hub", [[1, 2], [3]], tokens_per_file=3)
+def test_a_pointer_in_place_of_tokens(source: Path, out: Path) -> None:
+    files = layouts.fineweb_bin(source, [[1, 2], [3]], tokens_per_file=3)
     files[1].write_bytes(LFS_POINTER)
 
     with pytest.raises(UserError, match=r"train_000001\.bin is a Git LFS pointer"):
-        make(out, recipe_of("FineWebBin", tmp_path / "hub", tokenizer="none"))
+        make(out, recipe_of("FineWebBin", source, tokenizer="none"))
+
+
+def texts_of(path: Path) -> list[str | None]:
+    """Return the text of each record of a file."""
+    return [record.text for record in read_file(path.name, path, Columns())]
 
 
 @pytest.mark.parametrize(
@@ -114,23 +124,33 @@ def test_a_pointer_in_place_of_tokens(tmp_path: Path, out: Path) -> None:
 def test_a_text_that_only_begins_like_another_format_is_a_text(text: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", text.encode())
 
-    assert [record.text for record in read_file(path.name, path, Columns())] == [text]
+    assert texts_of(path) == [text]
 
 
-@pytest.mark.parametrize(
-    ("ending", "compress"), [(".gz", gzip.compress), (".zst", zstandard.compress)]
-)
+COMPRESS: dict[str, Compress] = {".gz": gzip.compress, ".zst": zstandard.compress}
+each_compression = pytest.mark.parametrize(("ending", "compress"), COMPRESS.items())
+
+
+@each_compression
 @pytest.mark.parametrize("n_zeros", [1, 511, 100_000])
 def test_zeros_after_compressed_data_are_no_damage(
-    ending: str, compress: Callable[[bytes], bytes], n_zeros: int, tmp_path: Path
+    ending: str, compress: Compress, n_zeros: int, tmp_path: Path
 ) -> None:
     content = compress(LINES[:500]) + compress(LINES[500:])
     path = write(tmp_path / f"a.jsonl{ending}", content + bytes(n_zeros))
 
-    assert [record.text for record in read_file(path.name, path, Columns())] == TEXTS
+    assert texts_of(path) == TEXTS
 
-    path.write_bytes(bytes(n_zeros) + content)
+
+@each_compression
+@pytest.mark.parametrize("n_zeros", [1, 511, 100_000])
+def test_zeros_before_compressed_data_are_damage(
+    ending: str, compress: Compress, n_zeros: int, tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"a.jsonl{ending}", bytes(n_zeros) + compress(LINES))
+
     *_, last = read_file(path.name, path, Columns())
+
     assert last.problem == "damaged"
 
 
@@ -145,14 +165,14 @@ def test_zeros_after_compressed_data_are_no_damage(
     ],
 )
 def test_all_names_of_json_lines(
-    ending: str, compress: Callable[[bytes], bytes], tokenizer: str, tmp_path: Path, out: Path
+    ending: str, compress: Compress, tokenizer: str, source: Path, out: Path
 ) -> None:
     assert not is_one_text(f"a{ending}")
-    write(tmp_path / "text" / f"a{ending}", compress(LINES))
+    write(source / f"a{ending}", compress(LINES))
 
-    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, pattern="*"))
+    make(out, recipe_of("TextFiles", source, tokenizer=tokenizer, pattern="*"))
 
-    assert sorted(read_texts(out, "train") + read_texts(out, "val")) == sorted(TEXTS)
+    assert all_texts(out) == sorted(TEXTS)
 
 
 @pytest.mark.parametrize(("field", "text"), [("body.text", "whole"), ("body.deep.text", "deeper")])
@@ -172,10 +192,10 @@ def test_names_of_fields_with_dots(field: str, text: str, ending: str, tmp_path:
 
 @pytest.mark.parametrize("trains", [True, False], ids=["bpe", "tokenizer.json"])
 def test_a_wrong_text_field_is_noticed_first_and_the_fields_are_listed(
-    trains: bool, tokenizer: str, tmp_path: Path, capsys
+    trains: bool, tokenizer: str, source: Path, tmp_path: Path, capsys
 ) -> None:
-    write(tmp_path / "text" / "a.jsonl", LINES)
-    command = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--pattern", "*.jsonl"]
+    write(source / "a.jsonl", LINES)
+    command = ["prepare", "TextFiles", "--source", str(source), "--pattern", "*.jsonl"]
     command += ["--text_field", "txt", "--output", str(tmp_path / "out")]
     command += ["--vocab_size", "300"] if trains else ["--tokenizer", tokenizer]
 
@@ -187,24 +207,24 @@ def test_a_wrong_text_field_is_noticed_first_and_the_fields_are_listed(
     assert not trains or not (tmp_path / "out" / "tokenizer.json").exists()
 
 
-def test_no_text_to_train_a_tokenizer_on(tmp_path: Path, out: Path) -> None:
-    write(tmp_path / "text" / "a.jsonl", LINES)
-    recipe = recipe_of("TextFiles", tmp_path / "text", pattern="*.jsonl", text_field="txt")
+def test_no_text_to_train_a_tokenizer_on(source: Path, out: Path) -> None:
+    write(source / "a.jsonl", LINES)
+    recipe = recipe_of("TextFiles", source, pattern="*.jsonl", text_field="txt")
 
     with pytest.raises(UserError, match=r"no text to train a tokenizer on: check .*--text_field"):
         make(out, recipe, skip_bad=True)
 
 
 def test_a_tokenizer_with_another_end_token_names_the_option_of_prepare(
-    tokenizer: str, tmp_path: Path, capsys
+    tokenizer: str, source: Path, tmp_path: Path, capsys
 ) -> None:
     """As Llama 3's, which ends documents with <|end_of_text|>."""
     path = tmp_path / "llama3.json"
     path.write_bytes(Path(tokenizer).read_bytes())
     edit(path, lambda content: content["added_tokens"][0].update(content="<|end_of_text|>"))
     for number in range(3):
-        write(tmp_path / "text" / f"{number}.txt", TEXTS[number].encode())
-    command = ["prepare", "TextFiles", "--source", str(tmp_path / "text"), "--tokenizer", str(path)]
+        write(source / f"{number}.txt", TEXTS[number].encode())
+    command = ["prepare", "TextFiles", "--source", str(source), "--tokenizer", str(path)]
     command += ["--output", str(tmp_path / "out")]
 
     assert main(command) == 2

@@ -18,10 +18,10 @@ from anlit.data.preparation.hub import HubFiles, fetch_tokenizer
 from anlit.data.preparation.recipes import HUB_TOKENIZERS, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import documents, json_lines, write
+from tests.data.layouts import json_lines, short_documents, write
 from tests.data.modules import ready
 from tests.data.preparing import SIZES, assert_makes, interrupt, make, recipe_of, train_tokenizer
-from tests.data.reader import hashes, read_files, read_texts
+from tests.data.reader import all_texts, hashes, read_files
 from tests.data.servers import COMMIT, Hub, serving_hub
 
 REPOSITORIES = {
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "FineWebBin": {"tokenizer": "none"},
 }
 TOKENIZERS = {"SlimPajama": "gpt-neox", "OpenWebText": "gpt2", "FineWeb": "gpt2"}
-TEXTS = list(documents(50, seed=1))[10:]
+TEXTS = short_documents(40, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
     assert main([*command, "--text_field", "content", "--val_fraction", "0.2"]) == 0
 
     folder = tmp_path / "data" / "c4"
-    assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(TEXTS)
+    assert all_texts(folder) == sorted(TEXTS)
     assert set(read_files(folder)) == {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
     assert ready("data/c4", context_length=16).val_dataloader()
 

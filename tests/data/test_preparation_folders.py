@@ -13,7 +13,7 @@ from anlit.data.preparation import encode
 from anlit.data.preparation.recipes import RECIPES, Recipe
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import documents, json_lines, write
+from tests.data.layouts import json_lines, short_documents, write
 from tests.data.preparing import (
     SIZES,
     assert_makes,
@@ -82,11 +82,11 @@ def test_a_source_file_that_changes_while_it_is_read(
     assert_makes(out, copied_recipe, finished)
 
 
-def test_a_text_file_that_changes_meanwhile(tokenizer: str, tmp_path: Path, out: Path) -> None:
-    layouts.text_files(tmp_path / "text", list(documents(60, seed=3))[10:])
-    recipe = recipe_of("TextFiles", tmp_path / "text", SIZES, tokenizer=tokenizer)
+def test_a_text_file_that_changes_meanwhile(tokenizer: str, source: Path, out: Path) -> None:
+    layouts.text_files(source, short_documents(50, seed=3))
+    recipe = recipe_of("TextFiles", source, SIZES, tokenizer=tokenizer)
     interrupt(out, recipe, tasks=3)
-    file = tmp_path / "text" / "part0" / "0.txt"
+    file = source / "part0" / "0.txt"
     file.write_bytes(b"x" * file.stat().st_size)
 
     message = r"The source files or .* are not what .*out was begun with: put"
@@ -329,29 +329,29 @@ def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
     wrong: dict[str, Any],
     right: dict[str, Any],
     message: str,
-    tmp_path: Path,
+    source: Path,
     out: Path,
 ) -> None:
     """The first task cannot be done with it, so little is lost by beginning anew."""
-    layouts.fineweb(tmp_path / "hub", ["a few words", "and some more"] * 3, n_files=1)
-    layouts.json_files(tmp_path / "hub", [f"text {number}" for number in range(40)])
+    layouts.fineweb(source, ["a few words", "and some more"] * 3, n_files=1)
+    layouts.json_files(source, [f"text {number}" for number in range(40)])
 
     with pytest.raises(UserError, match=message):
-        make(out, recipe_of(corpus, tmp_path / "hub", **wrong))
+        make(out, recipe_of(corpus, source, **wrong))
 
-    make(out, recipe_of(corpus, tmp_path / "hub", **right))
+    make(out, recipe_of(corpus, source, **right))
 
 
 def test_a_bad_line_stops_or_is_skipped(
-    tokenizer: str, tmp_path: Path, monkeypatch, capsys
+    tokenizer: str, source: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Earlier tasks are kept. The file is cut into pieces, and lines count from its beginning."""
-    texts = list(documents(60, seed=3))[10:]
+    texts = short_documents(50, seed=3)
     lines = json_lines(texts)
     lines.insert(30, b'{"text": "x", "meta": {}}\n')
-    write(tmp_path / "hub" / "train" / "chunk1" / "a.jsonl", b"".join(lines))
-    write(tmp_path / "hub" / "validation" / "chunk1" / "a.jsonl", json_lines(["val"])[0])
-    recipe = recipe_of("SlimPajama", tmp_path / "hub", SIZES, tokenizer=tokenizer)
+    write(source / "train" / "chunk1" / "a.jsonl", b"".join(lines))
+    write(source / "validation" / "chunk1" / "a.jsonl", json_lines(["val"])[0])
+    recipe = recipe_of("SlimPajama", source, SIZES, tokenizer=tokenizer)
     monkeypatch.setitem(RECIPES, "SlimPajama", recipe)
     monkeypatch.chdir(tmp_path)
     command = ["prepare", "SlimPajama", "--output", "out"]
@@ -360,7 +360,7 @@ def test_a_bad_line_stops_or_is_skipped(
 
     message = capsys.readouterr().err.strip().splitlines()[-1]
     detail = 'the field "meta.redpajama_set_name" is missing or null and not a name'
-    location = r"anlit: error: .*hub/train/chunk1/a\.jsonl, line 31"
+    location = r"anlit: error: .*source/train/chunk1/a\.jsonl, line 31"
     assert re.match(rf"{location}: {detail}: repair the file, or leave", message)
     remedy = "such documents out with anlit prepare's --on_bad skip"
     assert message.endswith(f"{remedy}; what is done so far is kept")

@@ -27,7 +27,7 @@ from anlit.data.preparation.recipes import RECIPES, Recipe
 from anlit.data.preparation.tasks import Job, Task
 from anlit.errors import UserError
 from tests.data import layouts
-from tests.data.layouts import documents
+from tests.data.layouts import short_documents
 from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, record_times
 from tests.data.processes import finish, free_port, members, start, wait_for
 from tests.data.reader import assert_holds, by_split, hashes
@@ -87,7 +87,7 @@ def dask(log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
-    recipe: Recipe, finished: Path, tmp_path: Path, out: Path, monkeypatch, capsys
+    recipe: Recipe, finished: Path, source: Path, tmp_path: Path, out: Path, monkeypatch, capsys
 ) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "killer.py").write_text(KILLER)
@@ -105,14 +105,14 @@ def test_a_cluster_makes_the_same_folder_though_a_worker_is_killed(
         assert (tmp_path / "killed").exists()
 
         # An error of a worker reaches the user.
-        (file,) = layouts.openwebtext(tmp_path / "hub", ["a", "b"], n_files=1)
+        (file,) = layouts.openwebtext(source, ["a", "b"], n_files=1)
         file.write_bytes(b"PAR1")
         monkeypatch.chdir(tmp_path)
-        command = ["prepare", "OpenWebText", "--source", "hub", "--tokenizer", "bpe"]
+        command = ["prepare", "OpenWebText", "--source", "source", "--tokenizer", "bpe"]
         assert main([*command, "--cluster", cluster]) == 2
 
     message = capsys.readouterr().err.splitlines()[-1]
-    location = "hub/plain_text/train-00000-of-00080.parquet, the file"
+    location = "source/plain_text/train-00000-of-00080.parquet, the file"
     assert f"{location}: it has no readable parquet footer" in message
 
 
@@ -154,14 +154,14 @@ def test_a_dask_scheduler_that_is_killed(
 
 @pytest.mark.parametrize("task_bytes", [1000, 1 << 30])
 def test_tokens_do_not_depend_on_the_size_of_tasks(
-    tokenizer: str, tmp_path: Path, out: Path, task_bytes: int
+    tokenizer: str, source: Path, out: Path, task_bytes: int
 ) -> None:
-    texts = list(documents(80, seed=9))[10:]
-    pattern = layouts.json_files(tmp_path / "text", texts)
+    texts = short_documents(70, seed=9)
+    pattern = layouts.json_files(source, texts)
     options = {"text_field": "content", "pattern": pattern, "val_fraction": 0.2}
     sizes = SMALL | {"task_bytes": task_bytes}
 
-    make(out, recipe_of("TextFiles", tmp_path / "text", sizes, tokenizer=tokenizer, **options))
+    make(out, recipe_of("TextFiles", source, sizes, tokenizer=tokenizer, **options))
 
     assert task_bytes > 1000 or len(record_times(out)) > 20
     assert_holds(out, by_split(texts, 0.2))
@@ -199,7 +199,7 @@ def test_killed_before_any_step(
     n_ends: int, stride: int, session_folder: Path, tmp_path: Path
 ) -> None:
     """Before the first and the last steps, and some between; a tokenizer is trained too."""
-    texts = list(documents(50, seed=1))[10:]
+    texts = short_documents(40, seed=1)
     layouts.openwebtext(session_folder / "killed", texts, n_files=4, row_group_size=4)
     options = {"tokenizer": "bpe", "vocab_size": 280, "val_fraction": 0.2}
     recipe = recipe_of("OpenWebText", session_folder / "killed", SIZES, **options)
@@ -229,12 +229,12 @@ def test_killed_before_any_step(
 
 
 def test_killed_at_random_moments_with_two_workers(
-    tokenizer: str, tmp_path: Path, monkeypatch
+    tokenizer: str, source: Path, tmp_path: Path, monkeypatch
 ) -> None:
     """Only the command itself is killed; its workers end without a signal to them."""
-    texts = list(documents(300, seed=2))[10:]
-    layouts.openwebtext(tmp_path / "hub", texts, n_files=6, row_group_size=10)
-    recipe = recipe_of("OpenWebText", tmp_path / "hub", tokenizer=tokenizer, val_fraction=0.2)
+    texts = short_documents(290, seed=2)
+    layouts.openwebtext(source, texts, n_files=6, row_group_size=10)
+    recipe = recipe_of("OpenWebText", source, tokenizer=tokenizer, val_fraction=0.2)
     rng = random.Random(0)
     undisturbed = tmp_path / "undisturbed"
     start_time = time.monotonic()

@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -82,33 +81,47 @@ NORMALIZERS = {
 }
 
 
-def write_tokenizer(kind: str, path: Path) -> Path:
-    kind, _, option = kind.partition(", ")
-    trainer: Any
-    if kind == "words":
-        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        trainer = trainers.WordLevelTrainer(special_tokens=[UNKNOWN], show_progress=False)
-    elif kind == "letters":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.decoder = decoders.Fuse()
-        if option == "Metaspace":
-            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-            tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.BpeTrainer(vocab_size=90, show_progress=False)
-    else:
-        tokenizer = Tokenizer(models.BPE(dropout=0.5 if option == "dropout" else None))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=option == "prefix space"
-        )
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, initial_alphabet=alphabet, show_progress=False
-        )
-    if option in NORMALIZERS:
-        tokenizer.normalizer = NORMALIZERS[option]
+def train_on_words() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=[UNKNOWN], show_progress=False)
     tokenizer.train_from_iterator(SAMPLE, trainer)
+    return tokenizer
+
+
+def train_on_letters(option: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.Fuse()
+    if option == "Metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=90, show_progress=False)
+    tokenizer.train_from_iterator(SAMPLE, trainer)
+    return tokenizer
+
+
+def train_on_bytes(option: str) -> Tokenizer:
+    dropout = 0.5 if option == "dropout" else None
+    has_prefix_space = option == "prefix space"
+    tokenizer = Tokenizer(models.BPE(dropout=dropout))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.normalizer = NORMALIZERS.get(option)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(SAMPLE, trainer)
+    return tokenizer
+
+
+def write_tokenizer(kind: str, path: Path) -> Path:
+    """Write a tokenizer of `TABLE`, with the end of document as its last token."""
+    units, _, option = kind.partition(", ")
+    if units == "words":
+        tokenizer = train_on_words()
+    elif units == "letters":
+        tokenizer = train_on_letters(option)
+    else:
+        tokenizer = train_on_bytes(option)
     tokenizer.add_special_tokens([END_OF_DOCUMENT])
     tokenizer.save(str(path))
     return path
@@ -151,20 +164,22 @@ def without_zeros(counts: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", TABLE)
-def test_prepare_counts_and_reports_the_changes(kind: str, tmp_path: Path, capsys) -> None:
+def test_prepare_counts_and_reports_the_changes(
+    kind: str, source: Path, tmp_path: Path, out: Path, capsys
+) -> None:
     """Documents without a token are left out."""
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     texts = [*TEXTS.values(), *PLAIN]
-    write(tmp_path / "text" / "a.jsonl", b"".join(json_lines(texts)))
-    command = [*prepare_command(tmp_path / "text", tokenizer, tmp_path / "out"), "--on_bad=skip"]
+    write(source / "a.jsonl", b"".join(json_lines(texts)))
+    command = prepare_command(source, tokenizer, out)
 
-    assert main(command) == 0
+    assert main([*command, "--on_bad=skip"]) == 0
 
     messages = capsys.readouterr().err
     expected = Counter(TABLE[kind].values())
     if kind == "bytes, prefix space":
         expected[CHANGED] += len(PLAIN)
-    manifest = read_json(tmp_path / "out" / "manifest.json")
+    manifest = read_json(out / "manifest.json")
     changes = {NORMALISED: expected[NORMALISED], CHANGED: expected[CHANGED]}
     assert manifest.get("changes", {}) == without_zeros(changes)
     n_documents = len(texts) - 1 - expected[NO_TOKEN] - expected[LOST]
@@ -179,18 +194,20 @@ def test_prepare_counts_and_reports_the_changes(kind: str, tmp_path: Path, capsy
         assert bool(re.search(pattern, messages)) == (changes[change] > 0)
 
 
-def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(tmp_path: Path) -> None:
+def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(
+    source: Path, tmp_path: Path, out: Path
+) -> None:
     tokenizer = write_tokenizer("bytes, dropout", tmp_path / "tokenizer.json")
-    write(tmp_path / "text" / "a.jsonl", b"".join(json_lines(PLAIN)))
-    output = tmp_path / "out"
-    command = prepare_command(tmp_path / "text", tokenizer, output)
+    write(source / "a.jsonl", b"".join(json_lines(PLAIN)))
+    command = prepare_command(source, tokenizer, out)
     assert main(command) == 0
-    expected = hashes(output)
+    expected = hashes(out)
+    chunk = next(out.glob("train/chunk-*"))
+    chunk.unlink()
 
-    next((output / "train").glob("chunk-*")).unlink()
     assert main(command) == 0
 
-    assert hashes(output) == expected
+    assert hashes(out) == expected
 
 
 @pytest.mark.parametrize(
@@ -206,14 +223,14 @@ def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(tmp_pa
     ],
 )
 def test_a_document_that_leaves_nothing_stops_the_command(
-    kind: str, text: str, problem: str, tmp_path: Path, capsys
+    kind: str, text: str, problem: str, source: Path, tmp_path: Path, out: Path, capsys
 ) -> None:
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     for number, content in enumerate([text, *PLAIN[:3]]):
-        write(tmp_path / "text" / f"{number}.txt", content.encode())
-    folders = [f"--source={tmp_path / 'text'}", f"--output={tmp_path / 'out'}"]
+        write(source / f"{number}.txt", content.encode())
+    options = [f"--source={source}", f"--output={out}", f"--tokenizer={tokenizer}"]
 
-    assert main(["prepare", "TextFiles", *folders, f"--tokenizer={tokenizer}"]) == 2
+    assert main(["prepare", "TextFiles", *options]) == 2
 
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"0.txt, the file: {problem}: repair the file" in error
@@ -231,20 +248,20 @@ def test_a_document_that_leaves_nothing_stops_the_command(
     ],
 )
 def test_bits_per_byte_are_reported_only_if_validation_texts_come_back(
-    kind: str, texts: list[str], has_bits: bool, tmp_path: Path, caplog
+    kind: str, texts: list[str], has_bits: bool, source: Path, tmp_path: Path, out: Path, caplog
 ) -> None:
     tokenizer = write_tokenizer(kind, tmp_path / "tokenizer.json")
     texts_by_split = {"train": PLAIN, "validation": texts}
     for split, texts_of_split in texts_by_split.items():
-        write(tmp_path / "hub" / split / "a.jsonl", b"".join(json_lines(texts_of_split)))
-    out = str(tmp_path / "out")
-    folders = [f"--source={tmp_path / 'hub'}", f"--output={out}"]
-    assert main(["prepare", "SlimPajama", *folders, f"--tokenizer={tokenizer}"]) == 0
+        write(source / split / "a.jsonl", b"".join(json_lines(texts_of_split)))
+    options = [f"--source={source}", f"--output={out}", f"--tokenizer={tokenizer}"]
+    assert main(["prepare", "SlimPajama", *options]) == 0
 
-    data = TokenShards(out, batch_size=1, context_length=2)
+    data = TokenShards(str(out), batch_size=1, context_length=2)
     with caplog.at_level("INFO"):
         data.setup()
-    mixture = Mixture({"first": out, "second": out}, batch_size=1, context_length=2)
+    folders = {"first": str(out), "second": str(out)}
+    mixture = Mixture(folders, batch_size=1, context_length=2)
     mixture.setup()
 
     assert (data.bytes_per_token("val") is not None) == has_bits

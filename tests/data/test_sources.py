@@ -11,30 +11,31 @@ import pytest
 
 from anlit import TextFiles, TokenShards
 from anlit.cli import main
+from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import list_files
 from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import json_lines, write
 from tests.data.preparing import SIZES, make, recipe_of
-from tests.data.reader import edit, flip, hashes, read_json, read_texts
+from tests.data.reader import all_texts, edit, flip, hashes
 
 
-def all_texts(folder: Path) -> list[str]:
-    return sorted(read_texts(folder, "train") + read_texts(folder, "val"))
-
-
-def test_links_to_folders_and_files_are_followed(tokenizer: str, tmp_path: Path, out: Path) -> None:
+def test_links_to_folders_and_files_are_followed(
+    tokenizer: str, source: Path, tmp_path: Path, out: Path
+) -> None:
     """Also a link from outside, and a link inside a folder that is reached by a link."""
+    linked = tmp_path / "linked"
+    further = tmp_path / "further"
     for number in range(4):
-        write(tmp_path / "text" / "inside" / f"{number}.txt", f"inside {number}".encode())
-        write(tmp_path / "elsewhere" / f"{number}.txt", f"linked {number}".encode())
-        write(tmp_path / "further" / "deep" / f"{number}.txt", f"further {number}".encode())
-    write(tmp_path / "alone.txt", b"alone")
-    (tmp_path / "text" / "folder").symlink_to("../elsewhere")
-    (tmp_path / "elsewhere" / "more").symlink_to(tmp_path / "further")
-    (tmp_path / "text" / "file.txt").symlink_to(tmp_path / "alone.txt")
+        write(source / "inside" / f"{number}.txt", f"inside {number}".encode())
+        write(linked / f"{number}.txt", f"linked {number}".encode())
+        write(further / "deep" / f"{number}.txt", f"further {number}".encode())
+    file = write(tmp_path / "alone.txt", b"alone")
+    (source / "folder").symlink_to("../linked")
+    (linked / "more").symlink_to(further)
+    (source / "file.txt").symlink_to(file)
 
-    make(out, recipe_of("TextFiles", tmp_path / "text", tokenizer=tokenizer, val_fraction=0.2))
+    make(out, recipe_of("TextFiles", source, tokenizer=tokenizer, val_fraction=0.2))
 
     expected = ["alone"]
     for number in range(4):
@@ -43,18 +44,18 @@ def test_links_to_folders_and_files_are_followed(tokenizer: str, tmp_path: Path,
 
 
 def test_a_copy_of_slimpajama_with_links_to_its_chunks(
-    tokenizer: str, tmp_path: Path, out: Path
+    tokenizer: str, source: Path, tmp_path: Path, out: Path
 ) -> None:
     texts = [f"document {number}" for number in range(56)]
-    by_folder = {"train": texts[:42], "validation": texts[42:49], "test": texts[49:]}
-    layouts.slimpajama(tmp_path / "disk", by_folder, n_files=3)
-    for split in by_folder:
+    texts_by_folder = {"train": texts[:42], "validation": texts[42:49], "test": texts[49:]}
+    layouts.slimpajama(tmp_path / "disk", texts_by_folder, n_files=3)
+    for split in texts_by_folder:
         for chunk in ("chunk1", "chunk2", "chunk3"):
-            link = tmp_path / "hub" / split / chunk
+            link = source / split / chunk
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(tmp_path / "disk" / split / chunk)
 
-    manifest = make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    manifest = make(out, recipe_of("SlimPajama", source, tokenizer=tokenizer))
 
     assert manifest["documents"] == 56
 
@@ -112,12 +113,12 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypa
 
 
 def test_files_in_another_format_are_counted_and_named(
-    tokenizer: str, tmp_path: Path, out: Path, capsys
+    tokenizer: str, source: Path, out: Path, capsys
 ) -> None:
-    layouts.slimpajama(tmp_path / "hub", {"train": ["a", "b"], "validation": ["c"]}, n_files=1)
-    write(tmp_path / "hub" / "train" / "chunk9" / "b.jsonl", json_lines(["d"])[0])
+    layouts.slimpajama(source, {"train": ["a", "b"], "validation": ["c"]}, n_files=1)
+    write(source / "train" / "chunk9" / "b.jsonl", json_lines(["d"])[0])
 
-    manifest = make(out, recipe_of("SlimPajama", tmp_path / "hub", tokenizer=tokenizer))
+    manifest = make(out, recipe_of("SlimPajama", source, tokenizer=tokenizer))
 
     skipped = {"count": 1, "listed": ["train/chunk9/b.jsonl"]}
     assert manifest["skipped"]["other_format"] == skipped
@@ -125,24 +126,22 @@ def test_files_in_another_format_are_counted_and_named(
     assert message in capsys.readouterr().err
 
 
-def write_text_files(folder: Path) -> Path:
+def write_text_files(folder: Path) -> None:
     for number in range(6):
         write(folder / f"{number}.txt", f"the text of number {number}".encode())
-    return folder
 
 
-def write_json_files(folder: Path) -> Path:
+def write_json_files(folder: Path) -> None:
     for number in range(3):
-        lines = json_lines(f"the text of number {number} {line}" for line in range(9))
-        write(folder / f"{number}.jsonl", b"".join(lines))
-    return folder
+        texts = [f"the text of number {number} {line}" for line in range(9)]
+        write(folder / f"{number}.jsonl", b"".join(json_lines(texts)))
 
 
 each_source = pytest.mark.parametrize(
     ("write_source", "name"), [(write_text_files, "1.txt"), (write_json_files, "1.jsonl")]
 )
 """What writes a source, and one of its files."""
-WriteSource = Callable[[Path], Path]
+WriteSource = Callable[[Path], None]
 
 
 def edit_text(path: Path) -> None:
@@ -162,9 +161,9 @@ def prepare_command(source: Path, name: str, out: Path) -> list[str]:
 
 @each_source
 def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_prepare(
-    write_source: WriteSource, name: str, tmp_path: Path, out: Path, capsys
+    write_source: WriteSource, name: str, source: Path, out: Path, capsys
 ) -> None:
-    source = write_source(tmp_path / "text")
+    write_source(source)
     command = prepare_command(source, name, out)
     assert main(command) == 0
     finished = hashes(out)
@@ -184,9 +183,9 @@ def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_prepare(
 
 @each_source
 def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_fit(
-    write_source: WriteSource, name: str, tmp_path: Path, out: Path
+    write_source: WriteSource, name: str, source: Path, out: Path
 ) -> None:
-    source = write_source(tmp_path / "text")
+    write_source(source)
     options: dict[str, Any] = {"vocab_size": 260, "val_fraction": 0.3}
     data = TextFiles(str(source), str(out), pattern=f"*{Path(name).suffix}", **options)
     data.prepare_data()
@@ -199,17 +198,18 @@ def test_an_edited_text_of_the_same_size_is_noticed_at_the_next_fit(
 
 @each_source
 def test_an_edit_that_keeps_size_and_time_is_noticed_by_verify(
-    write_source: WriteSource, name: str, tokenizer: str, tmp_path: Path, out: Path
+    write_source: WriteSource, name: str, tokenizer: str, source: Path, out: Path
 ) -> None:
-    source = write_source(tmp_path / "text")
+    write_source(source)
     options = {"tokenizer": tokenizer, "pattern": f"*{Path(name).suffix}", "val_fraction": 0.3}
     recipe = recipe_of("TextFiles", source, SIZES, **options)
     make(out, recipe)
     make(out, recipe, verify=True)
-    status = (source / name).stat()
-    edit_text(source / name)
-    os.utime(source / name, ns=(status.st_atime_ns, status.st_mtime_ns))
-    make(out, recipe)
+    file = source / name
+    status = file.stat()
+    edit_text(file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    make(out, recipe)  # does not notice it
 
     with pytest.raises(UserError, match=rf"{name} is not what .*out was prepared from"):
         make(out, recipe, verify=True)
@@ -217,9 +217,9 @@ def test_an_edit_that_keeps_size_and_time_is_noticed_by_verify(
 
 @each_source
 def test_a_source_that_was_copied_is_compared_once_and_found_the_same(
-    write_source: WriteSource, name: str, tmp_path: Path, out: Path, capsys
+    write_source: WriteSource, name: str, source: Path, out: Path, capsys
 ) -> None:
-    source = write_source(tmp_path / "text")
+    write_source(source)
     command = prepare_command(source, name, out)
     assert main(command) == 0
     for path in source.iterdir():
@@ -236,14 +236,17 @@ def test_a_source_that_was_copied_is_compared_once_and_found_the_same(
     assert "Comparing" not in capsys.readouterr().err
 
 
-def test_sources_that_are_gone_or_a_copy_without_records(tmp_path: Path, out: Path, capsys) -> None:
+def test_sources_that_are_gone_or_a_copy_without_records(
+    source: Path, tmp_path: Path, out: Path, capsys
+) -> None:
     """Files that are gone are not compared; missing records are said."""
-    source = write_text_files(tmp_path / "text")
+    write_text_files(source)
     data = TextFiles(str(source), str(out), vocab_size=260)
     data.prepare_data()
-    shutil.copytree(out, tmp_path / "copy")
-    shutil.rmtree(tmp_path / "copy" / "tasks")
-    copy = TextFiles(str(source), str(tmp_path / "copy"), vocab_size=260)
+    folder = tmp_path / "copy"
+    shutil.copytree(out, folder)
+    shutil.rmtree(folder / "tasks")
+    copy = TextFiles(str(source), str(folder), vocab_size=260)
     capsys.readouterr()
 
     copy.prepare_data()
@@ -272,12 +275,12 @@ def in_manifest(**changes: Any) -> Damage:
     return change
 
 
-def write_numbers(source: Path, word: str) -> Path:
-    """Write texts of equal sizes that differ in `word`."""
-    write_text_files(source)
-    for path in source.iterdir():
-        path.write_text(" ".join(f"{word} {path.stem} of {line}" for line in range(999)))
-    return source
+def recipe_of_numbers(folder: Path, word: str, tokenizer: str) -> Recipe:
+    """Write texts that are as long with any word of six letters; return their recipe."""
+    for number in range(6):
+        phrases = [f"{word} {number} of {place}" for place in range(999)]
+        write(folder / f"{number}.txt", " ".join(phrases).encode())
+    return recipe_of("TextFiles", folder, SIZES, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -286,10 +289,9 @@ def write_numbers(source: Path, word: str) -> Path:
     ids=["chunks", "end_of_document", "document_token_at"],
 )
 def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
-    damage: Damage, tokenizer: str, tmp_path: Path, out: Path, capsys
+    damage: Damage, tokenizer: str, source: Path, out: Path, capsys
 ) -> None:
-    source = write_numbers(tmp_path / "text", "number")
-    recipe = recipe_of("TextFiles", source, SIZES, tokenizer=tokenizer)
+    recipe = recipe_of_numbers(source, "number", tokenizer)
     make(out, recipe)
     finished = hashes(out)
     damage(out)
@@ -298,26 +300,22 @@ def test_a_folder_that_is_not_what_its_manifest_says_is_refused_and_mended(
 
 
 def test_chunks_of_another_corpus_with_as_many_tokens_are_refused_and_mended(
-    tokenizer: str, tmp_path: Path, out: Path, capsys
+    tokenizer: str, source: Path, tmp_path: Path, out: Path, capsys
 ) -> None:
-    recipe = recipe_of(
-        "TextFiles", write_numbers(tmp_path / "text", "number"), SIZES, tokenizer=tokenizer
-    )
-    other_recipe = recipe_of(
-        "TextFiles", write_numbers(tmp_path / "other", "NUMBER"), SIZES, tokenizer=tokenizer
-    )
+    recipe = recipe_of_numbers(source, "number", tokenizer)
     make(out, recipe)
     finished = hashes(out)
-    make(tmp_path / "second", other_recipe)
-    other_counts = read_json(tmp_path / "second" / "manifest.json")["train"]
-    in_manifest(train=other_counts)(out)
+    other = tmp_path / "other"
+    other_manifest = make(other, recipe_of_numbers(tmp_path / "OTHER", "NUMBER", tokenizer))
+    use_other_counts = in_manifest(train=other_manifest["train"])
+    use_other_counts(out)
     shutil.rmtree(out / "train")
-    shutil.copytree(tmp_path / "second" / "train", out / "train")
+    shutil.copytree(other / "train", out / "train")
 
     assert_refused_and_mended(out, recipe, finished, capsys)
 
 
-def assert_refused_and_mended(folder: Path, recipe: Any, finished: object, capsys) -> None:
+def assert_refused_and_mended(folder: Path, recipe: Recipe, finished: object, capsys) -> None:
     """Training refuses the folder, and preparing makes it as it was."""
     data = TokenShards(str(folder), context_length=16)
     message = r"out is damaged \(manifest\.json and the chunks that each"
@@ -340,9 +338,10 @@ def flip_chunk(folder: Path) -> None:
     ids=["documents", "bytes", "vocab_size", "chunk"],
 )
 def test_verify_compares_counts_and_contents(
-    damage: Damage, tokenizer: str, tmp_path: Path, out: Path
+    damage: Damage, tokenizer: str, source: Path, out: Path
 ) -> None:
-    recipe = recipe_of("TextFiles", write_text_files(tmp_path / "text"), tokenizer=tokenizer)
+    write_text_files(source)
+    recipe = recipe_of("TextFiles", source, tokenizer=tokenizer)
     make(out, recipe)
     finished = hashes(out)
     damage(out)

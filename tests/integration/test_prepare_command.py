@@ -12,7 +12,7 @@ from anlit.data.preparation import executors
 from tests.data import layouts
 from tests.data.layouts import documents
 from tests.data.preparing import train_tokenizer
-from tests.data.reader import flip, hashes, read_json, read_texts
+from tests.data.reader import all_texts, flip, hashes, read_json
 from tests.integration.conftest import fit_arguments, last_checkpoint
 from tests.integration.conftest import run as run_command
 from tests.integration.run_files import logged
@@ -99,7 +99,7 @@ def test_from_text_files_to_training(tmp_path: Path, monkeypatch) -> None:
         "--data.val_fraction=0.2",
     )
     expected = {*TEXTS} - {"\ufeff"}  # a byte-order mark alone is an empty text
-    assert sorted(read_texts(folder, "train") + read_texts(folder, "val")) == sorted(expected)
+    assert all_texts(folder) == sorted(expected)
 
     monkeypatch.setattr(executors, "encode_task", None)  # nothing is made again
     command = ["prepare", "TextFiles", "--source", source, "--output", str(folder)]
