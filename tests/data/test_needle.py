@@ -64,9 +64,11 @@ def test_a_sample_has_the_needle_at_its_depth_and_the_question_at_the_end(
     assert text.endswith(answered_question)
     assert text.count("special magic") == 2
     needle = haystack._encode(f"{answered_question}.\n")
-    n_text = 301 - len(needle) - len(haystack._encode(answered_question))
+    n_answered = len(haystack._encode(answered_question))
+    n_text = 301 - len(needle) - n_answered
     position = round(sample.depth * n_text)
-    assert sample.tokens[position : position + len(needle)].tolist() == needle.tolist()
+    tokens_at_depth = sample.tokens[position : position + len(needle)]
+    assert tokens_at_depth.tolist() == needle.tolist()
     assert abs(sample.depth - depth) <= BOUNDARY_SHARE + 1 / n_text
     if depth in (0, 1):
         assert sample.depth == depth
@@ -78,12 +80,14 @@ def test_training_and_evaluation_share_no_pair(held_out: bool) -> None:
 
     pairs = [draw_pair(random, held_out) for _ in range(3000)]
 
-    numbers = [number for _, number in pairs]
     for city, number in pairs:
-        is_held_out = (number + CITY_FACTOR * CITIES.index(city)) % PAIR_MODULUS == 0
-        assert is_held_out == held_out
-    assert {city for city, _ in pairs} == set(CITIES)
-    assert {number % 10 for number in numbers} == set(range(10))
+        code = number + CITY_FACTOR * CITIES.index(city)
+        assert (code % PAIR_MODULUS == 0) == held_out
+    cities = {city for city, _ in pairs}
+    numbers = {number for _, number in pairs}
+    last_digits = {number % 10 for number in numbers}
+    assert cities == set(CITIES)
+    assert last_digits == set(range(10))
     assert SMALLEST_NUMBER <= min(numbers) <= max(numbers) <= LARGEST_NUMBER
 
 
@@ -95,7 +99,8 @@ def test_a_length_without_room_for_text_is_refused(haystack: Haystack) -> None:
         haystack.check(shortest - 1)
 
     for seed in range(300):
-        sample = haystack.sample(shortest, 0.5, np.random.RandomState(seed), held_out=True)
+        random = np.random.RandomState(seed)
+        sample = haystack.sample(shortest, 0.5, random, held_out=True)
         assert sample.tokens.shape == (shortest + 1,)
 
 
@@ -133,16 +138,19 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
     loader = data.train_dataloader() if split == "train" else data.val_dataloader()
     answer_lengths = set()
     for batch in islice(loader, 3):
-        assert batch.tokens.shape == batch.targets.shape == (4, LENGTH)
+        assert batch.tokens.shape == (4, LENGTH)
+        assert batch.targets.shape == (4, LENGTH)
         assert batch.cu_seqlens.tolist() == [0, LENGTH, 2 * LENGTH, 3 * LENGTH, 4 * LENGTH]
         for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
             n_answer = int((targets != IGNORE_INDEX).sum())
             question_end = LENGTH + 1 - n_answer
-            answer = decode(targets[-n_answer:].tolist())
+            answer_tokens = targets[-n_answer:]
+            answer = decode(answer_tokens.tolist())
+            question = decode(tokens[:question_end].tolist())
             assert re.fullmatch(r" [1-9]\d{6}", answer)
-            assert f" number is{answer}.\n" in decode(tokens.tolist())
-            assert decode(tokens[:question_end].tolist()).endswith(" number is")
-            assert torch.equal(tokens[question_end:], targets[-n_answer:-1])
+            assert question.endswith(" number is")
+            assert f" number is{answer}.\n" in question  # the needle
+            assert torch.equal(tokens[question_end:], answer_tokens[:-1])
             answer_lengths.add(n_answer)
     assert len(answer_lengths) > 1
 
@@ -157,8 +165,10 @@ def test_the_samples_depend_only_on_seed_and_number(tiny_shards: str) -> None:
     samples = first_samples(tiny_shards)
 
     assert len(set(samples)) == 24
-    assert first_samples(tiny_shards, num_workers=2) == samples
-    assert first_samples(tiny_shards, seed=1) != samples
+    samples_of_workers = first_samples(tiny_shards, num_workers=2)
+    samples_of_another_seed = first_samples(tiny_shards, seed=1)
+    assert samples_of_workers == samples
+    assert samples_of_another_seed != samples
 
 
 def test_three_devices_share_the_samples_of_one(tiny_shards: str) -> None:
@@ -198,9 +208,12 @@ def test_validation_is_the_same_each_time_and_has_whole_batches(tiny_shards: str
     data = needle_data(tiny_shards, val_batch_size=3, val_samples=7)
     loader = data.val_dataloader()
 
-    assert len(loader) == len(list(loader)) == 3
-    assert sequences(loader) == sequences(loader)
-    assert not set(sequences(loader)) & set(sequences(data.train_dataloader(), 3))
+    assert len(loader) == 3
+    assert len(list(loader)) == 3
+    samples = sequences(loader)
+    assert sequences(loader) == samples
+    training_samples = sequences(data.train_dataloader(), 3)
+    assert not set(samples) & set(training_samples)
 
 
 def test_the_loss_over_answers_has_no_bits_per_byte(tiny_shards: str) -> None:
@@ -211,7 +224,9 @@ def test_the_loss_over_answers_has_no_bits_per_byte(tiny_shards: str) -> None:
 
 
 def test_the_fingerprint_names_the_task_and_the_corpus(tiny_shards: str) -> None:
+    manifest = TokenShards(tiny_shards).manifest
+
     fingerprint = needle_data(tiny_shards).fingerprint
 
     assert fingerprint["task"] == "NeedleInHaystack"
-    assert fingerprint["content_sha256"] == TokenShards(tiny_shards).manifest["content_sha256"]
+    assert fingerprint["content_sha256"] == manifest["content_sha256"]

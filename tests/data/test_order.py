@@ -27,6 +27,10 @@ Corpus = tuple[str, dict[str, np.ndarray]]
 Folders = tuple[dict[str, str], dict[str, np.ndarray]]
 CHUNK_BLOCKS = np.array([30, 0, 41, 17, 30, 25, 8, 33])
 N_BLOCKS = int(CHUNK_BLOCKS.sum())
+N_CORPUS_BLOCKS = 498
+"""In the training splits of the subsets."""
+each_window = pytest.mark.parametrize("window", [1, 20, 60, 1000])
+shuffled_or_not = pytest.mark.parametrize("shuffle", [True, False])
 
 
 def make_order(window_blocks: int, seed: int = 3) -> BlockOrder:
@@ -43,7 +47,7 @@ def chunks_of(blocks: Iterable[int]) -> np.ndarray:
     return np.searchsorted(np.cumsum(CHUNK_BLOCKS), list(blocks), side="right")
 
 
-@pytest.mark.parametrize("window", [1, 20, 60, 1000])
+@each_window
 def test_passes_and_seeds_have_different_orders(window: int) -> None:
     first_pass = draw_blocks(make_order(window), 0, N_BLOCKS)
     second_pass = draw_blocks(make_order(window), N_BLOCKS, N_BLOCKS)
@@ -53,15 +57,19 @@ def test_passes_and_seeds_have_different_orders(window: int) -> None:
     assert other_seed not in (first_pass, second_pass)
 
 
-@pytest.mark.parametrize("window", [1, 20, 60, 1000])
+@each_window
 def test_a_draw_is_the_same_wherever_the_stream_is_entered(window: int) -> None:
     all_draws = draw_blocks(make_order(window), 0, 1000)
     used_order = make_order(window)
     rng = np.random.default_rng(0)
     for first in rng.integers(0, 700, 30).tolist():
         count = int(rng.integers(0, 300))
-        for order in (make_order(window), used_order, pickle.loads(pickle.dumps(used_order))):
-            assert draw_blocks(order, first, count) == all_draws[first : first + count]
+        expected = all_draws[first : first + count]
+        pickled_order = pickle.loads(pickle.dumps(used_order))
+
+        assert draw_blocks(make_order(window), first, count) == expected
+        assert draw_blocks(used_order, first, count) == expected
+        assert draw_blocks(pickled_order, first, count) == expected
 
 
 def test_a_window_has_few_chunks() -> None:
@@ -77,10 +85,11 @@ def test_a_window_has_few_chunks() -> None:
 
 def test_a_window_mixes_its_chunks() -> None:
     chunks = chunks_of(draw_blocks(make_order(60), 0, N_BLOCKS))
-    assert (np.diff(chunks) != 0).mean() > 0.4
+    share_of_changes = (np.diff(chunks) != 0).mean()
+    assert share_of_changes > 0.4
 
-    chunks_in_one_window = chunks_of(draw_blocks(make_order(1000), 0, 40))
-    assert set(chunks_in_one_window.tolist()) == {0, 2, 3, 4, 5, 6, 7}
+    first_blocks = draw_blocks(make_order(1000), 0, 40)
+    assert set(chunks_of(first_blocks)) == {0, 2, 3, 4, 5, 6, 7}
 
 
 ready_mixture = partial(ready, kind=Mixture)
@@ -90,14 +99,16 @@ def drawn_blocks(
     loader: ResumableLoader, tokens_by_name: dict[str, np.ndarray], n_batches: int
 ) -> dict[str, list[list[int]]]:
     """Return the blocks of the first batches by the name of their tokens."""
-    names = {}
+    name_of_block = {}
     for name, tokens in tokens_by_name.items():
         for block in all_blocks(tokens):
-            names[tuple(block)] = name
+            name_of_block[tuple(block)] = name
     epochs = chain.from_iterable(repeat(loader))
+    first_batches = islice(epochs, n_batches)
     blocks_by_name: dict[str, list[list[int]]] = {name: [] for name in tokens_by_name}
-    for block in blocks_of(islice(epochs, n_batches)):
-        blocks_by_name[names[tuple(block)]].append(block)
+    for block in blocks_of(first_batches):
+        name = name_of_block[tuple(block)]
+        blocks_by_name[name].append(block)
     return blocks_by_name
 
 
@@ -107,7 +118,7 @@ def corpus(subsets: Corpus) -> Corpus:
     return path, {name: streams[f"train/{name}"] for name in ("web", "code", "books")}
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@shuffled_or_not
 def test_without_weights_every_block_of_every_subset_comes_once(
     corpus: Corpus, shuffle: bool
 ) -> None:
@@ -120,12 +131,13 @@ def test_without_weights_every_block_of_every_subset_comes_once(
     first_epoch = list(loader)
     next_batch = next(iter(loader))
 
-    assert len(loader) == len(expected) // 7 == 71
+    assert len(expected) == N_CORPUS_BLOCKS
+    assert len(loader) == N_CORPUS_BLOCKS // 7
     blocks = blocks_of([*first_epoch, next_batch])
     assert sorted(blocks[: len(expected)]) == sorted(expected)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@shuffled_or_not
 def test_without_weights_subsets_are_mixed_in_proportion_to_their_sizes(
     corpus: Corpus, shuffle: bool
 ) -> None:
@@ -135,13 +147,14 @@ def test_without_weights_subsets_are_mixed_in_proportion_to_their_sizes(
     blocks = drawn_blocks(loader, tokens_by_name, n_batches=20)
 
     for name, tokens in tokens_by_name.items():
-        expected_count = 140 * len(all_blocks(tokens)) / 498
+        expected_count = 140 * len(all_blocks(tokens)) / N_CORPUS_BLOCKS
         assert abs(len(blocks[name]) - expected_count) < 15
     if not shuffle:
-        assert blocks["web"] == all_blocks(tokens_by_name["web"])[: len(blocks["web"])]
+        web = all_blocks(tokens_by_name["web"])
+        assert blocks["web"] == web[: len(blocks["web"])]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@shuffled_or_not
 def test_weights_decide_how_often_a_subset_is_drawn(corpus: Corpus, shuffle: bool) -> None:
     path, tokens_by_name = corpus
     books = all_blocks(tokens_by_name["books"])
@@ -154,48 +167,58 @@ def test_weights_decide_how_often_a_subset_is_drawn(corpus: Corpus, shuffle: boo
     counts = {name: len(blocks_of_name) for name, blocks_of_name in blocks.items()}
     assert counts == {"books": 7500, "web": 2500, "code": 0}
     assert len(loader) == (len(books) + len(web)) // 8
-    for first in range(0, 3 * len(books), len(books)):  # three passes
-        assert sorted(blocks["books"][first : first + len(books)]) == sorted(books)
+    for number in range(3):
+        first = number * len(books)
+        one_pass = blocks["books"][first : first + len(books)]
+        assert sorted(one_pass) == sorted(books)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@shuffled_or_not
 def test_a_subset_without_a_weight_is_left_out(corpus: Corpus, shuffle: bool) -> None:
     path, tokens_by_name = corpus
-    blocks = []
-    for weights in ({"books": 3, "web": 1, "code": 0}, {"books": 3, "web": 1}):
-        data = ready(path, batch_size=8, shuffle=shuffle, weights=weights)
-        blocks.append(drawn_blocks(data.train_dataloader(), tokens_by_name, n_batches=1250))
 
-    assert blocks[0] == blocks[1]
+    def first_blocks(weights: dict[str, int]) -> dict[str, list[list[int]]]:
+        data = ready(path, batch_size=8, shuffle=shuffle, weights=weights)
+        return drawn_blocks(data.train_dataloader(), tokens_by_name, n_batches=1250)
+
+    without_weight = first_blocks({"books": 3, "web": 1})
+    with_weight_0 = first_blocks({"books": 3, "web": 1, "code": 0})
+
+    assert without_weight == with_weight_0
+    assert without_weight["code"] == []
 
 
 @pytest.mark.parametrize(
-    ("weights", "settings", "message"),
+    ("weights", "message"),
     [
         (
             {"web": 1, "cod": 1, "book": 2},
-            {},
             r"has cod, book and .* has web, code, books: choose among these",
         ),
-        ({"web": float("nan"), "code": 2}, {}, "weights of web is not a number from 0 up"),
+        ({"web": float("nan"), "code": 2}, "weights of web is not a number from 0 up"),
         (
             {"web": 0, "code": 0},
-            {},
             "weights are all 0: give a positive weight to one of web, code, books",
         ),
-        ({"web": 1, "code": 1e-6}, {}, "weights has 1e-06, less than one sequence in 10,000"),
-        (
-            {"web": 1, "books": 1},
-            {"context_length": 3000, "batch_size": 1},
-            r"context_length 3000 is too long for .*train/books, which has 3,000 tokens",
-        ),
+        ({"web": 1, "code": 1e-6}, "weights has 1e-06, less than one sequence in 10,000"),
     ],
+    ids=["unknown names", "not a number", "all 0", "too small"],
 )
 def test_weights_that_do_not_fit_are_refused(
-    subsets: Corpus, weights: Any, settings: Any, message: str
+    subsets: Corpus, weights: dict[str, float], message: str
 ) -> None:
+    path, _ = subsets
+
     with pytest.raises(UserError, match=message):
-        ready(subsets[0], weights=weights, **settings)
+        ready(path, weights=weights)
+
+
+def test_a_context_longer_than_a_subset_with_a_weight_is_refused(subsets: Corpus) -> None:
+    path, _ = subsets
+
+    message = r"context_length 3000 is too long for .*train/books, which has 3,000 tokens"
+    with pytest.raises(UserError, match=message):
+        ready(path, weights={"web": 1, "books": 1}, context_length=3000, batch_size=1)
 
 
 def test_weights_for_a_corpus_without_subsets_are_refused(prepared: str) -> None:
@@ -209,7 +232,9 @@ def test_weights_for_a_corpus_without_subsets_are_refused(prepared: str) -> None
 def test_a_subset_without_a_block_is_accepted_if_no_weight_needs_it(
     subsets: Corpus, weights: Any
 ) -> None:
-    ready(subsets[0], batch_size=1, context_length=3000, weights=weights)
+    path, _ = subsets
+
+    ready(path, batch_size=1, context_length=3000, weights=weights)
 
 
 @pytest.fixture
@@ -230,7 +255,7 @@ def test_weights_decide_how_often_a_folder_is_drawn(folders: Folders) -> None:
 
     assert len(blocks.pop("plain")) == 2000
     for name, blocks_of_subset in blocks.items():
-        expected_count = 8000 * len(all_blocks(tokens_by_name[name])) / 498
+        expected_count = 8000 * len(all_blocks(tokens_by_name[name])) / N_CORPUS_BLOCKS
         assert abs(len(blocks_of_subset) - expected_count) < 60
     assert data.bytes_per_token("val") == 3
     assert len(counted(data.val_dataloader())) == 332 + 1499 + 699
@@ -245,11 +270,15 @@ def test_the_order_of_the_folders_names_decides_nothing(folders: Folders) -> Non
 
     assert data.fingerprint == reversed_data.fingerprint
     assert blocks == blocks_of(reversed_data.train_dataloader())
-    assert len(blocks) == (498 + 93) // 4 * 4
+    n_plain_blocks = 93
+    n_batches = (N_CORPUS_BLOCKS + n_plain_blocks) // 4
+    assert len(blocks) == 4 * n_batches
 
 
 def test_the_fingerprint_of_a_mixture_has_the_sums_of_its_folders(folders: Folders) -> None:
-    fingerprint = ready_mixture(folders[0]).fingerprint
+    paths, _ = folders
+
+    fingerprint = ready_mixture(paths).fingerprint
 
     assert fingerprint["tokens"] == 34_200 + 6_333
     assert fingerprint["train"]["tokens"] == 32_000 + 6_000
@@ -261,7 +290,8 @@ def test_folders_that_do_not_fit_together_are_refused(
     folders: Folders, key: str, value: object
 ) -> None:
     paths, _ = folders
-    edit(Path(paths["plain"], "manifest.json"), lambda manifest: manifest.update({key: value}))
+    manifest_path = Path(paths["plain"], "manifest.json")
+    edit(manifest_path, lambda manifest: manifest.update({key: value}))
 
     message = rf"plain and .*subsets differ in {key} .*: mix only folders"
     with pytest.raises(UserError, match=message):
