@@ -33,8 +33,9 @@ def make_model(length: int) -> GPT:
 
 def validation_loss(path: str, length: int = LENGTH, devices: Any = None, **settings: Any) -> float:
     trainer = quiet_trainer(**devices or {})
+    model = make_model(length)
     data = TokenShards(path, **settings)
-    (metrics,) = trainer.validate(make_model(length), data, verbose=False)
+    (metrics,) = trainer.validate(model, data, verbose=False)
     return metrics["val/loss"]
 
 
@@ -53,16 +54,19 @@ def test_reading_draws_no_random_numbers_of_the_model(prepared: str) -> None:
 def test_validation_counts_every_token_but_the_first_once(
     prepared: str, streams: Any, ranks: int
 ) -> None:
-    loaders = [ready(prepared, rank, ranks).val_dataloader() for rank in range(ranks)]
+    n_batches = math.ceil(N_VAL_BLOCKS / (4 * ranks))
 
-    batches_of_ranks = [list(loader) for loader in loaders]
+    batches_of_ranks = []
+    for rank in range(ranks):
+        loader = ready(prepared, rank, ranks).val_dataloader()
+        batches = list(loader)
+        assert len(loader) == n_batches
+        assert len(batches) == n_batches
+        batches_of_ranks.append(batches)
 
-    n_batches = -(-N_VAL_BLOCKS // (4 * ranks))
-    assert [len(loader) for loader in loaders] == [n_batches] * ranks
-    assert [len(batches) for batches in batches_of_ranks] == [n_batches] * ranks
     in_order = []
-    for step in zip(*batches_of_ranks, strict=True):
-        in_order += step
+    for global_batch in zip(*batches_of_ranks, strict=True):
+        in_order += global_batch
     assert counted(in_order) == streams["val"][1:].tolist()
     tokens = torch.cat([batch.tokens.flatten() for batch in in_order])
     assert tokens[:4999].tolist() == streams["val"][:4999].tolist()
@@ -89,10 +93,13 @@ def test_validation_loss_on_two_devices_equals_the_loss_on_one(
 def test_validation_can_have_a_longer_context_than_training(prepared: str) -> None:
     data = ready(prepared, context_length=16, val_context_length=256)
 
-    assert next(iter(data.val_dataloader())).tokens.shape == (4, 256)
-    assert next(iter(data.train_dataloader())).tokens.shape == (4, 16)
-    loss = validation_loss(prepared, 16, val_context_length=256)
-    assert loss == pytest.approx(validation_loss(prepared, 16), rel=0.1)
+    val_batch = next(iter(data.val_dataloader()))
+    training_batch = next(iter(data.train_dataloader()))
+    assert val_batch.tokens.shape == (4, 256)
+    assert training_batch.tokens.shape == (4, 16)
+    short_loss = validation_loss(prepared, 16)
+    long_loss = validation_loss(prepared, 16, val_context_length=256)
+    assert long_loss == pytest.approx(short_loss, rel=0.1)
 
 
 @pytest.mark.parametrize("n", [1, 100, 10_000])
@@ -127,15 +134,18 @@ def test_validation_blocks_are_spread_evenly_over_the_split(
     caplog.set_level(logging.INFO, "anlit")
     targets = streams["val"][1:][:n_targets]
     blocks = np.array_split(targets, range(LENGTH, len(targets), LENGTH))
-    count = min(n, len(blocks))
-    middles = [int((number + 0.5) * len(blocks) / count) for number in range(count)]
+    n_read = min(n, len(blocks))
+    expected = []
+    for number in range(n_read):
+        middle = int((number + 0.5) * len(blocks) / n_read)
+        expected.append(blocks[middle].tolist())
 
     loaders = []
     for rank in range(devices):
         data = ready(prepared, rank, devices, val_blocks=n, val_tokens=n_targets)
         loaders.append(data.val_dataloader())
 
-    assert counted_rows(loaders) == [blocks[number].tolist() for number in middles]
+    assert counted_rows(loaders) == expected
     message = f" {len(blocks)} blocks of 64 tokens to choose from: --data.val_tokens or"
     assert (message in caplog.text) == (n > len(blocks))
 
@@ -155,9 +165,10 @@ def test_validation_blocks_are_spread_evenly_over_the_split(
 def test_a_limit_that_reads_only_the_beginning_of_validation_is_logged(
     prepared: str, options: Any, n_read: int | None, caplog
 ) -> None:
-    trainer = quiet_trainer(**{"max_steps": 1, "devices": 1, **options})
+    trainer = quiet_trainer(max_steps=1, devices=1, **options)
+    data = TokenShards(prepared, 4, val_batch_size=4, val_blocks=75)
 
-    trainer.fit(Recorder(), TokenShards(prepared, 4, val_batch_size=4, val_blocks=75))
+    trainer.fit(Recorder(), data)
 
     if n_read is None:
         assert "limit_val_batches" not in caplog.text
@@ -178,8 +189,9 @@ def test_a_limit_that_reads_only_the_beginning_of_the_test_is_logged(
     folder_with_test: str, caplog
 ) -> None:
     trainer = quiet_trainer(devices=1, limit_test_batches=1)
+    data = TokenShards(folder_with_test, 4, val_batch_size=4)
 
-    trainer.test(Recorder(), TokenShards(folder_with_test, 4, val_batch_size=4), verbose=False)
+    trainer.test(Recorder(), data, verbose=False)
 
     message = "limit_test_batches=1 reads the first 1 of .*/test and no sample of it: leave the"
     assert re.search(message, caplog.text)
@@ -294,16 +306,18 @@ def seen_targets(recorder: Recorder) -> list[int]:
 def test_a_context_schedule_cuts_the_same_tokens_into_shorter_sequences(prepared: str) -> None:
     scheduled = fit_with_schedule(prepared, SCHEDULE)
 
+    unscheduled = fit_with_schedule(prepared, None)
     assert seen_shapes(scheduled) == SCHEDULED_SHAPES
     assert scheduled.validated == {LENGTH}
-    assert seen_targets(scheduled) == seen_targets(fit_with_schedule(prepared, None))
+    assert seen_targets(scheduled) == seen_targets(unscheduled)
 
 
 def test_a_context_schedule_counts_optimizer_steps(prepared: str) -> None:
     recorder = fit_with_schedule(prepared, SCHEDULE, accumulate_grad_batches=2)
 
-    assert seen_shapes(recorder)[::2] == SCHEDULED_SHAPES
-    assert seen_shapes(recorder)[1::2] == SCHEDULED_SHAPES
+    shapes = seen_shapes(recorder)
+    assert shapes[::2] == SCHEDULED_SHAPES
+    assert shapes[1::2] == SCHEDULED_SHAPES
 
 
 def test_a_context_schedule_continues_after_a_resume(prepared: str, tmp_path: Path) -> None:

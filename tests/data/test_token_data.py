@@ -15,26 +15,27 @@ from anlit.data.batch import IGNORE_INDEX, Batch
 from anlit.errors import UserError
 from tests.data.modules import Recorder, counted, quiet_trainer
 
-VOCABULARY = 1000
+N_ITEMS = 23
 
 
 class Numbered(Dataset):
-    """Item i has i % 3 + 2 tokens, of which the first is i."""
+    """Item i has the tokens i, i + 1, …: i % 3 + 2 of them."""
 
-    def __init__(self, n: int = 23) -> None:
+    def __init__(self, n: int = N_ITEMS) -> None:
         self.n = n
 
     def __len__(self) -> int:
         return self.n
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return np.arange(index, index + index % 3 + 2, dtype=np.uint16)
+        length = index % 3 + 2
+        return np.arange(index, index + length, dtype=np.uint16)
 
 
 class Iterated(IterableDataset):
     """The same items in order, with a position."""
 
-    def __init__(self, n: int = 23) -> None:
+    def __init__(self, n: int = N_ITEMS) -> None:
         self.items = Numbered(n)
         self.position = 0
 
@@ -49,6 +50,9 @@ class Iterated(IterableDataset):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.position = state["position"]
+
+
+each_dataset = pytest.mark.parametrize("dataset", [Numbered, Iterated])
 
 
 def ready(rank: int = 0, ranks: int = 1, **settings: Any) -> TokenData:
@@ -66,23 +70,30 @@ def ready(rank: int = 0, ranks: int = 1, **settings: Any) -> TokenData:
 
 def first_batches(data: TokenData, count: int) -> list[Batch]:
     """Return the first batches of training, over several epochs."""
-    loader = data.train_dataloader()
-    return list(islice(chain.from_iterable(repeat(loader)), count))
+    epochs = repeat(data.train_dataloader())
+    batches = chain.from_iterable(epochs)
+    return list(islice(batches, count))
 
 
 def rows_of(batches: list[Batch]) -> list[list[int]]:
     """Return the tokens of each row, without what fills it up."""
     rows = []
     for batch in batches:
-        for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist(), strict=True):
-            counted_targets = [target for target in targets if target != IGNORE_INDEX]
-            rows.append([tokens[0], *counted_targets])
+        for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
+            counted_targets = targets[targets != IGNORE_INDEX]
+            rows.append([int(tokens[0]), *counted_targets.tolist()])
     return rows
 
 
+def first_rows(data: TokenData, n_batches: int) -> list[list[int]]:
+    return rows_of(first_batches(data, n_batches))
+
+
 def first_tokens(batches: list[Batch]) -> list[int]:
-    rows = chain.from_iterable(batch.tokens.tolist() for batch in batches)
-    return [row[0] for row in rows]
+    tokens: list[int] = []
+    for batch in batches:
+        tokens += batch.tokens[:, 0].tolist()
+    return tokens
 
 
 def test_rows_are_shifted_and_filled_up_with_what_does_not_count() -> None:
@@ -104,13 +115,13 @@ def test_a_separator_ends_documents_inside_of_an_item() -> None:
 
 
 def test_each_pass_has_every_item_once_in_an_order_of_the_seed() -> None:
-    items = list(range(23))
-    batches_of_two_passes = 23
+    items = list(range(N_ITEMS))
+    batches_of_two_passes = N_ITEMS  # of two items
 
     both_passes = first_tokens(first_batches(ready(), batches_of_two_passes))
 
-    first_pass = both_passes[:23]
-    second_pass = both_passes[23:]
+    first_pass = both_passes[:N_ITEMS]
+    second_pass = both_passes[N_ITEMS:]
     assert sorted(first_pass) == items
     assert sorted(second_pass) == items
     assert first_pass != second_pass
@@ -122,10 +133,11 @@ def test_each_pass_has_every_item_once_in_an_order_of_the_seed() -> None:
 def test_without_shuffling_items_keep_their_order() -> None:
     batches = first_batches(ready(shuffle=False), 12)
 
-    assert first_tokens(batches)[:23] == list(range(23))
+    tokens = first_tokens(batches)
+    assert tokens[:N_ITEMS] == list(range(N_ITEMS))
 
 
-@pytest.mark.parametrize("dataset", [Numbered, Iterated])
+@each_dataset
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_devices_share_the_order_of_one_device(dataset: type, ranks: int) -> None:
     """A global batch of all devices has the rows of one device with the larger batch."""
@@ -144,41 +156,43 @@ def test_devices_share_the_order_of_one_device(dataset: type, ranks: int) -> Non
 
 
 def test_workers_do_not_change_the_batches() -> None:
-    expected = rows_of(first_batches(ready(), 9))
+    batches = first_batches(ready(), 9)
 
-    assert rows_of(first_batches(ready(num_workers=2), 9)) == expected
+    batches_of_workers = first_batches(ready(num_workers=2), 9)
+
+    assert rows_of(batches_of_workers) == rows_of(batches)
 
 
-@pytest.mark.parametrize("dataset", [Numbered, Iterated])
+@each_dataset
 @pytest.mark.parametrize("n_drawn", [3, 11, 12])
 def test_a_saved_position_continues_with_the_next_batch(dataset: type, n_drawn: int) -> None:
     """Also in the next pass."""
-    uninterrupted = rows_of(first_batches(ready(train=dataset()), 20))
+    uninterrupted = first_rows(ready(train=dataset()), 20)
     state = state_after(dataset, n_drawn)
 
     continued = ready(train=dataset())
     continued.load_state_dict(state)
 
-    rows = rows_of(first_batches(continued, 20 - n_drawn))
+    rows = first_rows(continued, 20 - n_drawn)
     assert rows == uninterrupted[2 * n_drawn :]
 
 
-@pytest.mark.parametrize("dataset", [Numbered, Iterated])
+@each_dataset
 @pytest.mark.parametrize("n_drawn", [3, 11, 12])
 def test_a_saved_position_continues_on_another_number_of_devices(
     dataset: type, n_drawn: int
 ) -> None:
-    uninterrupted = rows_of(first_batches(ready(train=dataset()), 20))
+    uninterrupted = first_rows(ready(train=dataset()), 20)
     state = state_after(dataset, n_drawn)
 
-    batches = []
+    rows = []
     for rank in range(2):
         data = ready(rank, 2, train=dataset(), batch_size=1)
         data.load_state_dict(state)
-        batches += first_batches(data, 1)
+        rows += first_rows(data, 1)
 
-    first_row = 2 * n_drawn
-    assert rows_of(batches) == uninterrupted[first_row : first_row + 2]
+    n_seen = 2 * n_drawn
+    assert rows == uninterrupted[n_seen : n_seen + 2]
 
 
 def state_after(dataset: type, n_drawn: int) -> dict[str, Any]:
@@ -218,9 +232,10 @@ def test_a_position_of_other_data_is_refused() -> None:
 def test_evaluation_has_every_target_once_on_any_number_of_devices(
     ranks: int, n_batches: int
 ) -> None:
-    expected = []
-    for index in range(23):
-        expected += Numbered()[index][1:].tolist()
+    items = Numbered()
+    expected: list[int] = []
+    for index in range(N_ITEMS):
+        expected += items[index][1:].tolist()
 
     targets: list[int] = []
     for rank in range(ranks):
@@ -277,12 +292,23 @@ def test_datasets_that_cannot_be_used_are_refused(settings: dict[str, Any], sent
         ready(**settings)
 
 
-def test_an_iterable_dataset_needs_steps_and_this_process() -> None:
+def test_an_iterable_dataset_is_read_in_this_process() -> None:
+    data = ready(train=Iterated(), num_workers=1)
+
     with pytest.raises(UserError, match=r"set data\.num_workers to 0"):
-        ready(train=Iterated(), num_workers=1).train_dataloader()
+        data.train_dataloader()
+
+
+def test_an_iterable_dataset_needs_a_number_of_steps() -> None:
     data = ready(train=Iterated())
     data.trainer.max_steps = -1
+
     with pytest.raises(UserError, match=r"set trainer\.max_steps"):
         data.train_dataloader()
+
+
+def test_an_iterable_dataset_without_items_is_refused() -> None:
+    data = ready(train=Iterated(0))
+
     with pytest.raises(UserError, match="has no items"):
-        first_batches(ready(train=Iterated(0)), 1)
+        first_batches(data, 1)
