@@ -54,7 +54,8 @@ def train_tokenizer(path: Path, vocab_size: int = 800) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator((text[:2000] for text in documents(60, seed=7)), trainer)
+    texts = [text[:2000] for text in documents(60, seed=7)]
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([END_OF_DOCUMENT])
     assert tokenizer.token_to_id(END_OF_DOCUMENT) == vocab_size - 1
     tokenizer.save(str(path))

@@ -46,8 +46,10 @@ def by_split(texts: Iterable[str], fraction: float) -> dict[str, list[str]]:
     """Return the texts by split; a fraction with the smallest hashes is held out for validation."""
     streams: dict[str, list[str]] = {"val": [], "train": []}
     for text in texts:
-        is_held_out = int(sha256(text.encode()).hexdigest()[:8], 16) < fraction * 2**32
-        streams["val" if is_held_out else "train"].append(text)
+        first_digits = sha256(text.encode()).hexdigest()[:8]
+        share = int(first_digits, 16) / 16**8
+        split = "val" if share < fraction else "train"
+        streams[split].append(text)
     return streams
 
 
@@ -67,23 +69,27 @@ def read_files(folder: Path) -> dict[str, dict[str, Any]]:
     files: dict[str, dict[str, Any]] = {}
     for record in read_records(folder):
         for piece in record["files"]:
-            earlier_counts = files.get(piece["name"], {})
-            files[piece["name"]] = dict(piece)
+            name = piece["name"]
+            file = dict(piece)
+            earlier_pieces = files.get(name, {})
             for key in COUNT_KEYS:
-                files[piece["name"]][key] += earlier_counts.get(key, 0)
+                file[key] += earlier_pieces.get(key, 0)
+            files[name] = file
     return files
 
 
 def read_stream(folder: Path, stream: str) -> np.ndarray:
     """Return all tokens of a stream ("val", "train/RedPajamaC4"); check its index and chunks."""
     index = read_json(folder / stream / "index.json")
-    number = int(index["config"]["data_format"][0].removeprefix("no_header_numpy:"))
+    (data_format,) = index["config"]["data_format"]
+    number = int(data_format.removeprefix("no_header_numpy:"))
     dtype = DTYPES[number]
     arrays = []
     for chunk in index["chunks"]:
         content = (folder / stream / chunk["filename"]).read_bytes()
+        header = struct.unpack("<3I", content[:12])
         array = np.frombuffer(content[12:], dtype)
-        assert struct.unpack("<3I", content[:12]) == (1, 12, len(content))
+        assert header == (1, 12, len(content))
         assert chunk["chunk_size"] == 1
         assert chunk["chunk_bytes"] == len(content)
         assert chunk["crc32"] == zlib.crc32(content)

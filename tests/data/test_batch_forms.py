@@ -1,11 +1,19 @@
 """Batches that other DataModules deliver, and what a `Batch` of them has."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import (
+    BatchEncoding,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from anlit import GPT
 from anlit.data.attributes import bytes_per_token_of, fingerprint_of, tokenizer_content_of
@@ -51,13 +59,14 @@ def test_a_dictionary_has_the_loss_that_transformers_gives() -> None:
         num_attention_heads=2,
     )  # fmt: skip
     llama = LlamaForCausalLM(config).double()
-    values = {"input_ids": TOKENS, "labels": LABELS, "attention_mask": (LABELS >= 0).long()}
-    expected = llama(**values).loss
+    mask = (LABELS >= 0).long()
+    expected = llama(input_ids=TOKENS, labels=LABELS, attention_mask=mask).loss
+    values = BatchEncoding({"input_ids": TOKENS, "labels": LABELS, "attention_mask": mask})
 
-    batch = converted(BatchEncoding(values))
-    logits = llama(input_ids=batch.tokens, attention_mask=values["attention_mask"]).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    batch = converted(values)
 
+    logits = llama(input_ids=batch.tokens, attention_mask=mask).logits  # (B, T, V)
+    loss = cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     assert batch.tokens.shape == TOKENS.shape
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # theirs is in float32
 
@@ -114,28 +123,45 @@ class Mine:
     vocab_size = 10
 
 
-def test_the_tokenizer_of_the_data_may_have_three_forms(tmp_path) -> None:
-    bpe = train_bpe(["some words in some text"] * 3, 270)
-    (tmp_path / "tokenizer.json").write_text(bpe.to_str())
-    transformers = pytest.importorskip("transformers")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|endoftext|>")
-
-    hashes = set()
-    for tokenizer in (bpe, fast, str(tmp_path), str(tmp_path / "tokenizer.json")):
-        data = Mine()
-        data.tokenizer = tokenizer
-        content = tokenizer_content_of(data)
-        assert parse_tokenizer(content, "").encode("some words").ids == bpe.encode("some words").ids
+def data_with_tokenizer(tokenizer: Any) -> Mine:
     data = Mine()
-    data.tokenizer = fast
-    hashes.add(fingerprint_of(data)["tokenizer_sha256"])
-    fast(
-        ["some", "some words"], padding=True, truncation=True, max_length=2
-    )  # changes its settings
-    with_changed_tokenizer = Mine()
-    with_changed_tokenizer.tokenizer = fast
-    hashes.add(fingerprint_of(with_changed_tokenizer)["tokenizer_sha256"])
-    assert len(hashes) == 1, "the settings of a call belong to no tokenizer"
+    data.tokenizer = tokenizer
+    return data
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe(["some words in some text"] * 3, 270)
+
+
+@pytest.fixture
+def fast_tokenizer(bpe: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer `bpe` of transformers."""
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<|endoftext|>")
+
+
+def test_the_tokenizer_of_the_data_may_have_three_forms(
+    bpe: Tokenizer, fast_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bpe.to_str())
+    expected = bpe.encode("some words").ids
+
+    for tokenizer in (bpe, fast_tokenizer, str(tmp_path), str(path)):
+        content = tokenizer_content_of(data_with_tokenizer(tokenizer))
+        assert parse_tokenizer(content, "").encode("some words").ids == expected
+
+
+def test_a_call_of_the_tokenizer_leaves_the_fingerprint_as_it_was(
+    fast_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Padding and truncation stay set in a tokenizer of transformers."""
+    data = data_with_tokenizer(fast_tokenizer)
+    fingerprint = fingerprint_of(data)
+
+    fast_tokenizer(["some", "some words"], padding=True, truncation=True, max_length=2)
+
+    assert fingerprint_of(data) == fingerprint
 
 
 @pytest.mark.parametrize(

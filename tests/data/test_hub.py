@@ -53,15 +53,21 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layouts.fineweb_bin(folders["FineWebBin"], [list(range(100))] * 60, tokens_per_file=1500)
     for folder in folders.values():
         write(folder / "README.md", b"read me")
-    c4 = root / "datasets" / "allenai" / "c4"
+    write_c4(root / "datasets" / "allenai" / "c4")
+    for tokenizer, vocab_size in (("gpt2", 600), ("gpt-neox", 700)):
+        path = tokenizer_path(root, tokenizer)
+        path.parent.mkdir(parents=True)
+        train_tokenizer(path, vocab_size)
+    return root
+
+
+def write_c4(folder: Path) -> None:
+    """Write `TEXTS` as three files of JSON lines, in two languages."""
     for number in range(3):
         lines = json_lines(TEXTS[number::3], field="content")
         content = gzip.compress(b"".join(lines))
-        write(c4 / "en" / f"c4-train.{number:05}.json.gz", content)
-        write(c4 / "de" / f"c4-train.{number:05}.json.gz", content)
-    for tokenizer, vocab_size in (("gpt2", 600), ("gpt-neox", 700)):
-        train_tokenizer(write(tokenizer_path(root, tokenizer), b""), vocab_size)
-    return root
+        for language in ("en", "de"):
+            write(folder / language / f"c4-train.{number:05}.json.gz", content)
 
 
 def tokenizer_path(root: Path, tokenizer: str) -> Path:
@@ -88,40 +94,50 @@ def from_copy(corpus: str, root: Path) -> Recipe:
 
 def assert_shipped_configuration_reads(corpus: str, folder: Path) -> None:
     name = {"FineWebBin": "fineweb_bin"}.get(corpus, corpus.lower())
-    shipped = yaml.safe_load((FOLDER / "data" / f"{name}.yaml").read_text())["data"]
+    fragment = (FOLDER / "data" / f"{name}.yaml").read_text()
+    shipped = yaml.safe_load(fragment)["data"]
     options = {"path": str(folder), "batch_size": 4, "num_workers": 0, "context_length": 32}
-    data = getattr(anlit, corpus)(**shipped["init_args"] | options)
+    data_class = getattr(anlit, corpus)
+    data = data_class(**shipped["init_args"] | options)
     data.prepare_data()
     data.setup()
 
+    batch = next(iter(data.train_dataloader()))
     assert shipped["class_path"] == f"anlit.{corpus}"
-    assert next(iter(data.train_dataloader())).tokens.shape == (4, 32)
+    assert batch.tokens.shape == (4, 32)
     assert (data.bytes_per_token() is None) == (corpus == "FineWebBin")
 
 
 @pytest.mark.parametrize("corpus", REPOSITORIES)
 def test_a_corpus_that_is_not_prepared_names_the_command(corpus: str, tmp_path: Path) -> None:
     message = f"nowhere with {corpus}: prepare it with `anlit prepare {corpus} --output"
+    data_class = getattr(anlit, corpus)
+    data = data_class(str(tmp_path / "nowhere"))
+
     with pytest.raises(UserError, match=message):
-        getattr(anlit, corpus)(str(tmp_path / "nowhere")).prepare_data()
+        data.prepare_data()
 
 
 @pytest.mark.parametrize("corpus", REPOSITORIES)
 def test_the_hub_gives_what_a_copy_gives(
     corpus: str, server: Hub, tmp_path: Path, out: Path
 ) -> None:
-    manifest = make(out, from_hub(corpus), workers=2)
-    copy_manifest = make(tmp_path / "copy", from_copy(corpus, server.root))
+    copy = tmp_path / "copy"
+    copy_manifest = make(copy, from_copy(corpus, server.root))
 
-    differences = hashes(out).items() ^ hashes(tmp_path / "copy").items()
-    assert {name for name, _ in differences} == {"manifest.json", "tasks/plan.json"}
+    manifest = make(out, from_hub(corpus), workers=2)
+
+    differences = hashes(out).items() ^ hashes(copy).items()
+    differing_files = {name for name, _ in differences}
+    assert differing_files == {"manifest.json", "tasks/plan.json"}
     assert manifest["content_sha256"] == copy_manifest["content_sha256"]
     assert manifest["commit"] == COMMIT
     assert manifest["settings"]["repository"] == REPOSITORIES[corpus]
     assert manifest["settings"]["revision"] == "main"
     # Each file is fetched once, also a file that is cut into pieces.
     downloads = [path for path in server.requested_paths if path.startswith("/blob/datasets")]
-    assert len(downloads) == len(set(downloads)) == manifest["files"]
+    assert len(downloads) == manifest["files"]
+    assert len(set(downloads)) == manifest["files"]
 
     server.refusal = (503, "")  # a finished folder needs no hub
     assert make(out, from_hub(corpus)) == manifest
@@ -136,7 +152,8 @@ def test_any_data_set_by_name(server: Hub, tmp_path: Path, monkeypatch) -> None:
 
     folder = tmp_path / "data" / "c4"
     assert all_texts(folder) == sorted(TEXTS)
-    assert set(read_files(folder)) == {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
+    expected_files = {f"en/c4-train.0000{number}.json.gz" for number in range(3)}
+    assert read_files(folder).keys() == expected_files
     assert ready("data/c4", context_length=16).val_dataloader()
 
 

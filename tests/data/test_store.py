@@ -150,9 +150,10 @@ def test_a_mixture_of_many_chunks_stays_under_the_usual_limit_of_open_files(tmp_
     """20 folders of 70 chunks each: more than `ulimit -n 1024` allows to open."""
     paths = {}
     for number in range(20):
+        folder = tmp_path / str(number)
         streams = {"train": random_tokens(1400, number), "val": random_tokens(1400, 50 + number)}
-        write_prepared(tmp_path / str(number), streams, chunk_tokens=20)
-        paths[f"folder{number}"] = str(tmp_path / str(number))
+        write_prepared(folder, streams, chunk_tokens=20)
+        paths[f"folder{number}"] = str(folder)
 
     def read_all() -> None:
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
