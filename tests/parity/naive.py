@@ -25,9 +25,24 @@ Heads = list[Vectors]
 Ids = Sequence[int] | None
 """The document of each position; None for one document."""
 
-Logit = Callable[[Tensor, int, int, int, "Block"], Tensor]
-"""(score S_ij, distance i − j, number of keys that the query may see, head, parameters of the
-block) → L_ij."""
+
+class Pair(NamedTuple):
+    """What the logit of a query i and a key j depends on."""
+
+    score: Tensor  # S_ij
+    t: int  # distance i − j
+    n: int  # number of keys that query i sees
+    head: int
+    block: "Block"
+
+    def learned(self, name: str) -> Tensor:
+        """A mechanism's coefficient for this head: learned per head, or for the layer."""
+        values = self.block.coefficient(name)
+        return values[self.head] if len(values) > 1 else values[0]
+
+
+Logit = Callable[[Pair], Tensor]
+"""Pair → L_ij."""
 
 
 class Layer(NamedTuple):
@@ -65,22 +80,22 @@ class Settings:
 
 
 class Block:
-    """The parameters of one block under their short names."""
+    """A block's attention, and its parameters under their short names."""
 
-    def __init__(self, parameters: dict[str, Tensor], layer: int) -> None:
+    def __init__(self, parameters: dict[str, Tensor], number: int, layer: Layer) -> None:
         self.parameters = parameters
-        self.prefix = f"blocks.{layer}."
+        self.prefix = f"blocks.{number}."
+        self.layer = layer
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[self.prefix + name]
 
-    def learned(self, name: str, head: int) -> Tensor:
-        """A mechanism's coefficient for this head: learned per head, or for the layer."""
+    def coefficient(self, name: str) -> Tensor:
+        """A mechanism's learned coefficient, (H,) or (1,)."""
         path = f"attention.mechanism.{name}.value"
         if self.prefix + path not in self.parameters:  # inside a sliding window
             path = f"attention.mechanism.mechanism.{name}.value"
-        value = self[path]
-        return value[head] if len(value) > 1 else value[0]
+        return self[path]
 
     def learned_globally(self) -> Tensor:
         """The only coefficient that all layers share."""
@@ -92,10 +107,8 @@ class Block:
 
 def rope(d_head: int, fraction: float, base: float = 10_000.0) -> list[float]:
     width = int(d_head * fraction)
-    frequencies = []
-    for i in range(width // 2):
-        frequencies.append(1 / base ** (2 * i / width))
-    return frequencies
+    exponents = [2 * i / width for i in range(width // 2)]
+    return [base**-exponent for exponent in exponents]
 
 
 def dynamic_ntk(
@@ -105,7 +118,8 @@ def dynamic_ntk(
     width = int(d_head * fraction)
     frequencies = []
     for i, frequency in enumerate(rope(d_head, fraction, base)):
-        frequencies.append(frequency / stretch ** (2 * i / (width - 2)))
+        exponent = 2 * i / (width - 2)
+        frequencies.append(frequency / stretch**exponent)
     return frequencies
 
 
@@ -113,7 +127,8 @@ def p_rope(d_head: int, base: float = 1024.0) -> list[float]:
     quarter = d_head // 4
     frequencies = [0.0] * (2 * quarter)
     for i in range(quarter):
-        frequencies[i] = 1 / base ** (i / (quarter - 1))
+        exponent = i / (quarter - 1)
+        frequencies[i] = base**-exponent
     return frequencies
 
 
@@ -168,6 +183,9 @@ def shared(vectors: Vectors, head: int, s: Settings) -> Tensor:
 # Attention
 
 
+Norm = Callable[[Tensor, str], Tensor]
+"""(vector, name of its gain) → the vector, normalised as the architecture does."""
+
 Turn = Callable[[Tensor, str, int], Tensor]
 """(W x of a head, q or k, the token's position in its document) → query or key, normalised and
 rotated."""
@@ -190,12 +208,10 @@ def project(
     v: Heads = []
     for position, x in enumerate(xs):
         document_position = position_in_document(position, ids)
-        queries = []
-        for y in heads(block["W_q.weight"], x, s.n_heads):
-            queries.append(turn(y, "q", document_position))
-        keys = []
-        for y in heads(block["W_k.weight"], x, s.n_kv_heads):
-            keys.append(turn(y, "k", document_position))
+        W_q_x = heads(block["W_q.weight"], x, s.n_heads)
+        W_k_x = heads(block["W_k.weight"], x, s.n_kv_heads)
+        queries = [turn(y, "q", document_position) for y in W_q_x]
+        keys = [turn(y, "k", document_position) for y in W_k_x]
         if s_qk is not None:
             scaled_keys = []
             for head in range(s.n_heads):
@@ -223,40 +239,43 @@ def attend(
     x: Vectors,
     ids: Ids,
     block: Block,
-    layer: Layer,
     s: Settings,
-    norm: Callable[[Tensor, str], Tensor],
+    norm: Norm,
 ) -> Vectors:
-    """Per position, the heads' averages of v side by side, as they go into W_o.
-
-    The gates read `x`. `norm` is the architecture's norm of a vector, called with the name of its
-    gain.
-    """
-    output = []
+    """Per position, the heads' averages of v side by side, as they go into W_o. Gates read `x`."""
+    outputs = []
     for i in range(len(q)):
-        keys = [j for j in range(i + 1) if is_visible(i, j, ids, layer.window)]
+        visible = [j for j in range(i + 1) if is_visible(i, j, ids, block.layer.window)]
         averages = []
-        for h in range(len(q[i])):
+        for h in range(s.n_heads):
             weighted_sum = torch.zeros_like(v[0][0])
             total = 0.0
-            for j in keys:
-                score = q[i][h] @ shared(k[j], h, s) / math.sqrt(s.d_head)
-                logit = layer.logit(score, i - j, len(keys), h, block)
-                weight = torch.exp(logit)
+            for j in visible:
+                key = shared(k[j], h, s)
                 value = shared(v[j], h, s)
                 if s.v_norm:
                     value = norm(value, "norm_v")
+                score = q[i][h] @ key / math.sqrt(s.d_head)
+                pair = Pair(score, i - j, len(visible), h, block)
+                weight = torch.exp(block.layer.logit(pair))
                 weighted_sum = weighted_sum + weight * value
                 total = total + weight
             average = weighted_sum / total
-            averages.append(norm(average, "output.norm") if s.attention_norm else average)
-        side_by_side = torch.cat(averages)
+            if s.attention_norm:
+                average = norm(average, "output.norm")
+            averages.append(average)
+        output = torch.cat(averages)
         if s.gated:
-            gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x[i]))
-            n_elements = len(side_by_side) // len(gate)
-            side_by_side = side_by_side * gate.repeat_interleave(n_elements)
-        output.append(side_by_side)
-    return output
+            output = output * gates(block, x[i], len(output))
+        outputs.append(output)
+    return outputs
+
+
+def gates(block: Block, x: Tensor, width: int) -> Tensor:
+    """2σ(W_g x): a gate per element, or a gate per head for all elements of the head."""
+    gate = 2 / (1 + torch.exp(-block["output.W_g.weight"] @ x))
+    n_elements = width // len(gate)
+    return gate.repeat_interleave(n_elements)
 
 
 def nu_acf(sigma: float) -> float:
@@ -278,7 +297,8 @@ def unit_norm(x: Tensor, name: str) -> Tensor:
 
 def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
     for number, layer in enumerate(s.layers):
-        h = gpt_block(Block(parameters, number), layer, h, ids, s)
+        block = Block(parameters, number, layer)
+        h = gpt_block(block, h, ids, s)
     logits = []
     for h_i in h:
         x = rms(h_i, s.norm_eps) * parameters["norm_f.gain"]
@@ -286,7 +306,7 @@ def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Ten
     return torch.stack(logits)
 
 
-def gpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
+def gpt_block(block: Block, h: Vectors, ids: Ids, s: Settings) -> Vectors:
     qk_eps = s.norm_eps if s.qk_norm_eps is None else s.qk_norm_eps
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -297,44 +317,59 @@ def gpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> 
             x = rms(x, qk_eps)
             if s.qk_norm_gain is not False:
                 x = x * block[f"norm_{name}.gain"]
-        return rotate(x, position, layer.frequencies)
+        return rotate(x, position, block.layer.frequencies)
 
     xs = [norm(h_i, "norm_1") for h_i in h]
     q, k, v = project(xs, ids, block, s, turn)
-    attended = attend(q, k, v, xs, ids, block, layer, s, norm)
+    attended = attend(q, k, v, xs, ids, block, s, norm)
     new_h = []
     for h_i, a in zip(h, attended, strict=True):
         update = block["W_o.weight"] @ a
-        h_i = h_i + (norm(update, "post_norm_A") if s.post_norm else update)
+        if s.post_norm:
+            update = norm(update, "post_norm_A")
+        h_i = h_i + update
         x = norm(h_i, "norm_2")
         u = block["W_u.weight"] @ x
         z = block["W_z.weight"] @ x
         update = block["W_d.weight"] @ (u * silu(z))
-        new_h.append(h_i + (norm(update, "post_norm_M") if s.post_norm else update))
+        if s.post_norm:
+            update = norm(update, "post_norm_M")
+        new_h.append(h_i + update)
     return new_h
 
 
 def normalised_logits(parameters: dict[str, Tensor], h: Vectors, s: Settings) -> Tensor:
     """The logits of nGPT and anGPT."""
-    s_z = parameters["s_z.stored"] * (s.s_z[0] / s.s_z[1])
-    return torch.stack([s_z * (parameters["head.weight"] @ h_i) for h_i in h])
+    init, scale = s.s_z
+    s_z = parameters["s_z.stored"] * (init / scale)
+    logits = []
+    for h_i in h:
+        x = parameters["head.weight"] @ h_i
+        logits.append(s_z * x)
+    return torch.stack(logits)
+
+
+def alpha_of(block: Block, name: str, s: Settings) -> Tensor:
+    init, scale = s.alpha
+    return block[f"{name}.stored"] * (init / scale)
 
 
 def ngpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
     for number, layer in enumerate(s.layers):
-        h = ngpt_block(Block(parameters, number), layer, h, ids, s)
+        block = Block(parameters, number, layer)
+        h = ngpt_block(block, h, ids, s)
     return normalised_logits(parameters, h, s)
 
 
-def ngpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
+def ngpt_block(block: Block, h: Vectors, ids: Ids, s: Settings) -> Vectors:
     root_d = math.sqrt(s.d_model)
-    alpha_a = (block["alpha_A.stored"] * (s.alpha[0] / s.alpha[1])).abs()
-    alpha_m = (block["alpha_M.stored"] * (s.alpha[0] / s.alpha[1])).abs()
+    alpha_a = alpha_of(block, "alpha_A", s).abs()
+    alpha_m = alpha_of(block, "alpha_M", s).abs()
 
     def turn(x: Tensor, name: str, position: int) -> Tensor:
         # Softmax scale √D on unit vectors, over the 1/√D in `attend`: √D on q and on k.
         # Without QK-norm √d on both; a finite ε is relative to it (the package's choices).
-        x = rotate(x, position, layer.frequencies)
+        x = rotate(x, position, block.layer.frequencies)
         if not s.qk_norm:
             return x * root_d
         if s.qk_norm_eps:
@@ -346,7 +381,7 @@ def ngpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) ->
         s_qk = (block["s_qk.stored"] * root_d).split(s.d_head)  # init 1, scale 1/√d
     q, k, v = project(h, ids, block, s, turn, s_qk)
     gate_inputs = [root_d * x for x in h]
-    attended = attend(q, k, v, gate_inputs, ids, block, layer, s, unit_norm)
+    attended = attend(q, k, v, gate_inputs, ids, block, s, unit_norm)
     new_h = []
     for h_i, a in zip(h, attended, strict=True):
         h_a = unit(block["W_o.weight"] @ a)
@@ -360,11 +395,12 @@ def ngpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) ->
 
 def angpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
     for number, layer in enumerate(s.layers):
-        h = angpt_block(Block(parameters, number), layer, h, ids, s)
+        block = Block(parameters, number, layer)
+        h = angpt_block(block, h, ids, s)
     return normalised_logits(parameters, h, s)
 
 
-def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -> Vectors:
+def angpt_block(block: Block, h: Vectors, ids: Ids, s: Settings) -> Vectors:
     root_d = math.sqrt(s.d_model)
     scale = 1 + s.error
     nu_qkv = scale * math.sqrt(s.d_model / s.d_head)
@@ -372,14 +408,17 @@ def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -
     nu_uz = scale * math.sqrt(s.d_model / s.d_ff)
     nu_d = scale * math.sqrt(s.d_ff / s.d_model)
     sigma = math.sqrt(s.d_model / s.d_ff) if s.silu_std is None else s.silu_std
-    alpha_a = block["alpha_A.stored"] * (s.alpha[0] / s.alpha[1])
-    alpha_m = block["alpha_M.stored"] * (s.alpha[0] / s.alpha[1])
+    alpha_a = alpha_of(block, "alpha_A", s)
+    alpha_m = alpha_of(block, "alpha_M", s)
 
     def step(h: Tensor, suggestion: Tensor, alpha: Tensor) -> Tensor:
-        nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5 if s.residual_factor else 1.0
         if s.post_norm:
             suggestion = unit(suggestion)
-        return nu * (h + alpha * (suggestion - h))
+        h = h + alpha * (suggestion - h)
+        if not s.residual_factor:
+            return h
+        nu = (alpha**2 + (1 - alpha) ** 2) ** -0.5
+        return nu * h
 
     def turn(x: Tensor, name: str, position: int) -> Tensor:
         # q and k get root mean square 1 by √D (the package's choice): without QK-norm, and if a
@@ -393,7 +432,7 @@ def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -
             x = rms(x * math.sqrt(s.d_head), s.qk_norm_eps)
         if s.qk_norm and s.qk_norm_gain:
             x = x * block[f"norm_{name}.gain"]
-        return rotate(x, position, layer.frequencies)
+        return rotate(x, position, block.layer.frequencies)
 
     s_qk = None
     if s.s_qk:
@@ -402,13 +441,15 @@ def angpt_block(block: Block, layer: Layer, h: Vectors, ids: Ids, s: Settings) -
     for values in v:
         values[:] = [nu_qkv * value for value in values]
     gate_inputs = [root_d * x for x in h]
-    attended = attend(q, k, v, gate_inputs, ids, block, layer, s, unit_norm)
+    attended = attend(q, k, v, gate_inputs, ids, block, s, unit_norm)
     new_h = []
     for h_i, a in zip(h, attended, strict=True):
-        h_i = step(h_i, nu_p * (block["W_o.weight"] @ a), alpha_a)
+        h_a = nu_p * (block["W_o.weight"] @ a)
+        h_i = step(h_i, h_a, alpha_a)
         u = nu_uz * (block["W_u.weight"] @ h_i)
         z = scale * sigma * (block["W_z.weight"] @ h_i)
-        activation = scale * nu_acf(sigma) * u * silu(root_d * z)
+        nu = scale * nu_acf(sigma)
+        activation = nu * u * silu(root_d * z)
         h_m = nu_d * (block["W_d.weight"] @ activation)
         new_h.append(step(h_i, h_m, alpha_m))
     return new_h

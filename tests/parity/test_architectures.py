@@ -1,12 +1,12 @@
 """All architectures and mechanisms against the formulas in `naive.py`: logits and all gradients.
 
-To 1e-9 in float64 on all kernels that can compute the mechanism, and to float32 rounding for SDPA
-in float32.
+All kernels that can compute the mechanism agree to 1e-9 in float64. SDPA also agrees in float32, to
+its rounding.
 """
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from anlit.nn.layers.positions import Positions
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.warm_start import grow, warm_starts
 from anlit.nn.models.angpt import Approximation
+from anlit.nn.models.decoder import Decoder
 from anlit.nn.models.fold import fold
+from anlit.training.language_model import LanguageModel
 from anlit.training.models import FOLDED
 from tests.nn.attention.examples import SHIPPED, LogNWithSlopes
 from tests.nn.models.tiny import (
@@ -36,9 +38,8 @@ ORACLE = {GPT: naive.gpt, NGPT: naive.ngpt, AnGPT: naive.angpt}
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
 TOKENS = random_tokens(*DOCUMENTS.shape)
-PROBE = torch.randn(
-    *TOKENS.shape, SIZE["vocab_size"], generator=torch.Generator().manual_seed(2)
-).double()
+SEEDED = torch.Generator().manual_seed(2)
+PROBE = torch.randn(*TOKENS.shape, SIZE["vocab_size"], generator=SEEDED).double()
 """Random weights of the logits in the sum that is differentiated."""
 
 POSITIONS: dict[str, Positions] = {
@@ -120,39 +121,49 @@ Result = dict[str, torch.Tensor]
 architectures = pytest.mark.parametrize("architecture", ORACLE)
 
 
-def build(
-    architecture: Any, mechanism: str, positions: str, kernel: str, **changes: Any
-) -> torch.nn.Module:
+class Case(NamedTuple):
+    """A model under test."""
+
+    architecture: type[LanguageModel]
+    mechanism: str  # of MECHANISMS
+    positions: str  # of POSITIONS
+    changes: dict[str, Any]  # settings of the model and of its formulas
+
+
+def build(case: Case, kernel: str) -> Decoder:
     settings = {
-        "attention": MECHANISMS[mechanism],
-        "positions": POSITIONS[positions],
+        "attention": MECHANISMS[case.mechanism],
+        "positions": POSITIONS[case.positions],
         "kernel": kernel,
-        **changes,
+        **case.changes,
     }
-    if has_setting(architecture, "norm_eps"):
+    if has_setting(case.architecture, "norm_eps"):
         settings["norm_eps"] = EPS
-    if is_normalised(architecture):
+    if is_normalised(case.architecture):
         settings["alpha_init"], settings["alpha_scale"] = ALPHA
         settings["s_z_init"], settings["s_z_scale"] = S_Z
-    model = jolt(tiny(architecture, **settings).double()).model
-    grow(warm_starts(model), 3)  # of the 8 steps of a warm start
-    return model
+    model = tiny(case.architecture, **settings).double()
+    decoder = jolt(model).model
+    grow(warm_starts(decoder), 3)  # of the 8 steps of a warm start
+    return decoder
 
 
-def gradients_of(module: torch.nn.Module) -> Result:
+def gradients_of(module: Decoder) -> Result:
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
 
-def computed(model: torch.nn.Module) -> Result:
+def computed(model: Decoder) -> Result:
     """Logits, and the gradients of their probed sum by the embedded input and all parameters."""
-    embedded = []
-    model.embedding.register_forward_hook(lambda module, inputs, output: embedded.append(output))
+    outputs = []
+    model.embedding.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     logits = model(TOKENS, DOCUMENTS)
-    embedded[0].retain_grad()
-    (logits * PROBE.to(logits)).sum().backward()
+    (embedded,) = outputs
+    embedded.retain_grad()
+    probed_sum = (logits * PROBE.to(logits)).sum()
+    probed_sum.backward()
     return {
         "logits": logits.detach(),
-        "embedded input": embedded[0].grad,
+        "embedded input": embedded.grad,
         **gradients_of(model),
     }
 
@@ -164,39 +175,42 @@ def layers_of(mechanism: str, positions: str, n_heads: int, d_head: int) -> list
         period = [WINDOWS[mechanism]]
     else:
         period = [(FORMULAS[mechanism], None)]
-    frequencies = frequencies_of_layers(positions, d_head)
+    period_of_positions = frequencies_of_layers(positions, d_head)
     layers = []
     for layer in range(SIZE["n_layers"]):
         logit, window = period[layer % len(period)]
-        layers.append(naive.Layer(logit, frequencies[layer % len(frequencies)], window))
+        frequencies = period_of_positions[layer % len(period_of_positions)]
+        layers.append(naive.Layer(logit, frequencies, window))
     return layers
 
 
-def naive_settings(mechanism: str, positions: str, changes: dict[str, Any]) -> naive.Settings:
-    values = {**SIZE, "norm_eps": EPS, "alpha": ALPHA, "s_z": S_Z, **changes}
-    values.setdefault("d_head", values["d_model"] // values["n_heads"])
+def naive_settings(case: Case) -> naive.Settings:
+    values = {**SIZE, "norm_eps": EPS, "alpha": ALPHA, "s_z": S_Z, **case.changes}
+    n_heads = values["n_heads"]
+    d_head = values.setdefault("d_head", values["d_model"] // n_heads)
     values.setdefault("d_ff", 4 * values["d_model"])
-    values.setdefault("n_kv_heads", values["n_heads"])
-    values |= vars(values.get("approximation", Approximation()))
+    values.setdefault("n_kv_heads", n_heads)
+    approximation = values.get("approximation", Approximation())
+    values |= vars(approximation)
     values["gated"] = values.get("attention_gate", "none") != "none"
-    values["layers"] = layers_of(mechanism, positions, values["n_heads"], values["d_head"])
-    names = [field.name for field in fields(naive.Settings)]
-    return naive.Settings(**{name: values[name] for name in names if name in values})
+    values["layers"] = layers_of(case.mechanism, case.positions, n_heads, d_head)
+    names = {field.name for field in fields(naive.Settings)}
+    return naive.Settings(**{name: values[name] for name in names & values.keys()})
 
 
-def by_the_formulas(
-    model: torch.nn.Module, architecture: Any, mechanism: str, positions: str, changes: dict
-) -> Result:
+def by_the_formulas(model: Decoder, case: Case) -> Result:
     """The result of `computed` from `naive.py`, with the model's parameters."""
-    settings = naive_settings(mechanism, positions, changes)
-    ids = DOCUMENTS if changes["document_masking"] else None
+    settings = naive_settings(case)
+    oracle = ORACLE[case.architecture]
+    ids = DOCUMENTS if case.changes["document_masking"] else None
     copies = {}
     for name, parameter in model.named_parameters():
         copies[name] = parameter.detach().clone().requires_grad_()
     # A tied head has no name of its own.
     parameters = {"head.weight": copies["embedding.weight"], **copies}
-    logits, embedded = naive.run(ORACLE[architecture], parameters, TOKENS, ids, settings)
-    (logits * PROBE).sum().backward()
+    logits, embedded = naive.run(oracle, parameters, TOKENS, ids, settings)
+    probed_sum = (logits * PROBE).sum()
+    probed_sum.backward()
     for name, parameter in copies.items():
         assert parameter.grad is not None, f"the formulas do not use {name}"
         assert parameter.grad.abs().max() > 1e-6, f"{name} is not put to the test"
@@ -215,12 +229,12 @@ def compare(actual: Result, expected: Result, tolerance: float, label: str) -> N
     for name, tensor in expected.items():
         limit = 20 * tolerance if tensor.numel() < 3 else tolerance
         difference = actual[name].double() - tensor
-        error = difference.abs().max() / tensor.abs().max()
-        assert error <= limit, f"{label}: {name}"
+        largest_entry = tensor.abs().max()
+        assert difference.abs().max() <= limit * largest_entry, f"{label}: {name}"
 
 
 def check(
-    architecture: Any,
+    architecture: type[LanguageModel],
     mechanism: str = "plain",
     positions: str = "rope half",
     masked: bool = True,
@@ -231,34 +245,33 @@ def check(
     `changes` are settings of both.
     """
     changes = {"qk_norm": True, "document_masking": masked, **changes}
-    eager = build(architecture, mechanism, positions, "eager", **changes)
-    expected = by_the_formulas(eager, architecture, mechanism, positions, changes)
-    expected_logits = {"logits": expected["logits"]}
+    case = Case(architecture, mechanism, positions, changes)
+    eager = build(case, "eager")
+    expected = by_the_formulas(eager, case)
 
     compare(computed(eager), expected, 1e-9, "eager, float64")
     if architecture.__name__ in FOLDED:
         folded_logits = {"logits": fold(eager)(TOKENS, DOCUMENTS)}
+        expected_logits = {"logits": expected["logits"]}
         compare(folded_logits, expected_logits, 1e-9, "folded")
-    blockwise = build(architecture, mechanism, positions, "blockwise", **changes)
+    blockwise = build(case, "blockwise")
     compare(computed(blockwise), expected, 1e-9, "blockwise, float64")
     if sdpa.unsupported_reason(MECHANISMS[mechanism]) is None:
-        check_sdpa(architecture, mechanism, positions, changes, expected)
+        check_sdpa(case, expected)
 
 
-def check_sdpa(
-    architecture: Any, mechanism: str, positions: str, changes: dict, expected: Result
-) -> None:
+def check_sdpa(case: Case, expected: Result) -> None:
     """SDPA computes documents in turn from a mean length on, and by a mask below."""
     mean_lengths = {1: "document by document"}
-    if changes["document_masking"]:
+    if case.changes["document_masking"]:
         mean_lengths[100] = "by a mask"
     for shortest_mean, label in mean_lengths.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sdpa, "SHORTEST_MEAN", shortest_mean)
-            model = build(architecture, mechanism, positions, "sdpa", **changes)
+            model = build(case, "sdpa")
             compare(computed(model), expected, 1e-9, f"sdpa {label}, float64")
-            single = build(architecture, mechanism, positions, "sdpa", **changes).float()
-            compare(computed(single), expected, 5e-6, f"sdpa {label}, float32")
+            single_precision = build(case, "sdpa").float()
+            compare(computed(single_precision), expected, 5e-6, f"sdpa {label}, float32")
 
 
 masking = pytest.mark.parametrize("masked", [True, False], ids=["documents", "one text"])
@@ -306,6 +319,9 @@ def test_every_shape_matches_the_formulas(architecture, mechanism, n_kv_heads, d
 SHARED_KEYS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 NORMS = {"v_norm": True, "attention_norm": True}
 ELEMENT_GATES = {"attention_gate": "per_element"}
+WITHOUT_NU = Approximation(residual_factor=False)
+WITHOUT_NU_AND_SMALL = Approximation(residual_factor=False, error=-0.02)
+LARGE_FACTORS = Approximation(error=0.1)
 SETTINGS: list[dict[str, Any]] = [
     {"qk_norm": False, "mechanism": "scale-invariant"},
     {"d_ff": 32},
@@ -345,12 +361,12 @@ ANGPT_SETTINGS: list[dict[str, Any]] = [
     {"silu_std": 1.0, "qk_norm": False},
     {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1},
     {"s_qk": True, "silu_std": 0.7, "n_kv_heads": 1, "qk_norm": False},
-    {"approximation": Approximation(residual_factor=False)},
-    {"approximation": Approximation(residual_factor=False), "post_norm": True},
-    {"approximation": Approximation(residual_factor=False, error=-0.02)},
-    {"approximation": Approximation(residual_factor=False, error=-0.02), "post_norm": True},
-    {"approximation": Approximation(error=0.1)},
-    {"approximation": Approximation(error=0.1), "post_norm": True},
+    {"approximation": WITHOUT_NU},
+    {"approximation": WITHOUT_NU, "post_norm": True},
+    {"approximation": WITHOUT_NU_AND_SMALL},
+    {"approximation": WITHOUT_NU_AND_SMALL, "post_norm": True},
+    {"approximation": LARGE_FACTORS},
+    {"approximation": LARGE_FACTORS, "post_norm": True},
 ]
 
 
@@ -376,10 +392,11 @@ def test_every_setting_of_angpt_matches_the_formulas(changes) -> None:
 
 
 def test_every_shipped_mechanism_has_a_formula() -> None:
-    shipped = {getattr(mechanisms, name) for name in mechanisms.__all__}
+    shipped_classes = {getattr(mechanisms, name) for name in mechanisms.__all__}
+    tested_classes = {type(mechanism) for mechanism in SHIPPED.values()}
     with_formula = FORMULAS.keys() | WINDOWS.keys() | DEPEND_ON_HEADS.keys()
 
-    assert {type(mechanism) for mechanism in SHIPPED.values()} == shipped
+    assert tested_classes == shipped_classes
     assert with_formula == MECHANISMS.keys()
 
 
