@@ -3,32 +3,44 @@
 import torch
 from torch import Tensor, nn
 
-import anlit
+from anlit import (
+    ALiBi,
+    AttentionPattern,
+    BetaScaling,
+    ExpectedMaximum,
+    LogBias,
+    LogN,
+    Plain,
+    ScaleInvariant,
+    SlidingWindow,
+    SqrtLogN,
+    WarmStart,
+)
 from anlit.nn.mechanisms.mechanism import Mechanism
 
-WINDOW_OF_TWO = anlit.SlidingWindow(2, anlit.ALiBi())
+WINDOW_OF_TWO = SlidingWindow(2, ALiBi())
 SHIPPED: dict[str, Mechanism] = {
-    "plain": anlit.Plain(),
-    "scale-invariant": anlit.ScaleInvariant(tau=3.0),
-    "scale-invariant, c per layer": anlit.ScaleInvariant(tau=3.0, c=1.3, learned="per_layer"),
-    "log n": anlit.LogN(),
-    "log n, fixed": anlit.LogN(s=0.7, learned="never"),
-    "log n, shifted": anlit.LogN(s=0.9, learned="per_layer", b=0.3, c=1.5),
-    "sqrt log n": anlit.SqrtLogN(r=1.5, a=0.2),
-    "sqrt log n, r global": anlit.SqrtLogN(r=1.2, learned="globally"),
-    "sqrt log n, r per layer": anlit.SqrtLogN(r=1.2, learned="per_layer", b=0.5, c=1.0),
-    "sqrt log n, r per head": anlit.SqrtLogN(learned="per_head"),
-    "expected maximum": anlit.ExpectedMaximum(),
-    "beta": anlit.BetaScaling(s=0.8, learned="per_head"),
-    "log bias": anlit.LogBias(tau=2.0),
-    "log bias, r global": anlit.LogBias(tau=2.0, g=anlit.SqrtLogN(learned="globally")),
-    "alibi": anlit.ALiBi(),
-    "window": anlit.SlidingWindow(3),
-    "window, scale-invariant": anlit.SlidingWindow(4, anlit.ScaleInvariant(tau=2.0)),
-    "window, log n": anlit.SlidingWindow(3, anlit.LogN()),
-    "warm start, scale-invariant": anlit.WarmStart(anlit.ScaleInvariant(tau=2.0), steps=8),
-    "warm start, log n": anlit.WarmStart(anlit.LogN(learned="never"), steps=8),
-    "pattern": anlit.AttentionPattern([WINDOW_OF_TWO, anlit.SqrtLogN(r=1.2, learned="per_head")]),
+    "plain": Plain(),
+    "scale-invariant": ScaleInvariant(tau=3.0),
+    "scale-invariant, c per layer": ScaleInvariant(tau=3.0, c=1.3, learned="per_layer"),
+    "log n": LogN(),
+    "log n, fixed": LogN(s=0.7, learned="never"),
+    "log n, shifted": LogN(s=0.9, learned="per_layer", b=0.3, c=1.5),
+    "sqrt log n": SqrtLogN(r=1.5, a=0.2),
+    "sqrt log n, r global": SqrtLogN(r=1.2, learned="globally"),
+    "sqrt log n, r per layer": SqrtLogN(r=1.2, learned="per_layer", b=0.5, c=1.0),
+    "sqrt log n, r per head": SqrtLogN(learned="per_head"),
+    "expected maximum": ExpectedMaximum(),
+    "beta": BetaScaling(s=0.8, learned="per_head"),
+    "log bias": LogBias(tau=2.0),
+    "log bias, r global": LogBias(tau=2.0, g=SqrtLogN(learned="globally")),
+    "alibi": ALiBi(),
+    "window": SlidingWindow(3),
+    "window, scale-invariant": SlidingWindow(4, ScaleInvariant(tau=2.0)),
+    "window, log n": SlidingWindow(3, LogN()),
+    "warm start, scale-invariant": WarmStart(ScaleInvariant(tau=2.0), steps=8),
+    "warm start, log n": WarmStart(LogN(learned="never"), steps=8),
+    "pattern": AttentionPattern([WINDOW_OF_TWO, SqrtLogN(r=1.2, learned="per_head")]),
 }
 LEARNED = {name: mechanism for name, mechanism in SHIPPED.items() if list(mechanism.parameters())}
 

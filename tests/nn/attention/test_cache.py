@@ -24,7 +24,7 @@ from anlit.nn.kernels import sdpa
 from anlit.nn.models.decoder import Decoder
 from tests.nn.attention.examples import SHIPPED
 from tests.nn.attention.kernels import assert_same
-from tests.nn.models.tiny import ARCHITECTURES, decoder, random_tokens
+from tests.nn.models.tiny import architectures, decoder, random_tokens
 
 LENGTH = 40
 CUTS = (0, 9, 10, 11, 25, LENGTH)
@@ -70,7 +70,7 @@ WITH_ALL_SETTINGS = (
     ("name", "settings"),
     [*product(SHIPPED, ["defaults"]), *product(WITH_ALL_SETTINGS, list(SETTINGS)[1:])],
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 @pytest.mark.covering(2)
 @torch.no_grad()
 def test_every_mechanism_and_setting_in_pieces(architecture, settings: str, name: str) -> None:

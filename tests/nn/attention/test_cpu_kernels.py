@@ -54,8 +54,9 @@ def test_every_kernel_that_a_cpu_can_run_is_compared_here() -> None:
         if kernel.unsupported_reason(mechanism, torch.zeros(1, H, 1, D)) is None:
             able_kernels[name] = kernel
 
+    compared_kernels = {kernel for kernel, _, _ in PATHS.values()}
     assert able_kernels == KERNELS
-    assert {kernel for kernel, _, _ in PATHS.values()} == {*KERNELS.values()}
+    assert compared_kernels == {*KERNELS.values()}
 
 
 @kernels.kinds
@@ -91,8 +92,9 @@ def test_every_width_and_dtype_is_the_reference(kernel, width, dtype, kind) -> N
     n_blocks = width % 3
     n_more = (width + len(kind)) % 63
     length = 64 * n_blocks + 1 + n_more
+    shape = (1, 2, length, width)
 
-    check(KERNELS[kernel], name, kind, (1, 2, length, width), dtype)
+    check(KERNELS[kernel], name, kind, shape, dtype)
 
 
 @kernels.packings
@@ -148,7 +150,12 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("generation", "trains", "expected"),
-    [(9, True, sdpa.PRIORITY), (9, False, sdpa.WITHOUT_CUDNN), (8, True, None), (8, False, None)],
+    [
+        (9, True, sdpa.PRIORITY),
+        (9, False, sdpa.WITHOUT_CUDNN),
+        (8, True, None),
+        (8, False, None),
+    ],
 )
 def test_cudnn_computes_training_only(generation, trains, expected, monkeypatch) -> None:
     """It would build a plan for each length of a generated text."""
@@ -188,10 +195,19 @@ def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch)
     blocks_of_rows = blockwise.find_blocks(2, 256, starts, None)
     blocks_of_window = blockwise.find_blocks(2, 256, None, 30)
 
-    assert [block.row for block in blocks_of_rows] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [block.first for block in blocks_of_rows] == [0, 64, 128, 192, 0, 64, 128, 192]
-    assert [block.begin for block in blocks_of_rows] == [0, 0, 100, 100, 0, 0, 0, 0]
-    assert [block.begin for block in blocks_of_window] == [0, 35, 99, 163]
+    first_keys_of_rows = [(block.row, block.first, block.begin) for block in blocks_of_rows]
+    first_keys_in_window = [block.begin for block in blocks_of_window]
+    assert first_keys_of_rows == [
+        (0, 0, 0),
+        (0, 64, 0),
+        (0, 128, 100),
+        (0, 192, 100),
+        (1, 0, 0),
+        (1, 64, 0),
+        (1, 128, 0),
+        (1, 192, 0),
+    ]
+    assert first_keys_in_window == [0, 35, 99, 163]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +219,9 @@ def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch)
 )
 def test_blockwise_saves_nothing_without_gradients(needs_gradients, n_numbers) -> None:
     q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
-    nothing = None, None, None, None  # a, m, starts, window
+    options = {"a": None, "m": None, "starts": None, "window": None}
 
-    _, saved = blockwise.blockwise_attention(q, k, v, *nothing, needs_gradients)
+    _, saved = blockwise.blockwise_attention(q, k, v, **options, needs_gradients=needs_gradients)
 
     assert saved.numel() == n_numbers
 
@@ -222,9 +238,11 @@ def test_blockwise_is_an_operator_of_torch(n_kv_heads, largest_saved, kind, monk
     tensors = [x.requires_grad_() for x in (q, k, v, a, m)]
     bounds = packed(2, 70, kind).bounds
     starts = None if bounds is None else bounds[0]
+    window = 40
+    needs_gradients = True
     operator = torch.ops.anlit.blockwise_attention.default
 
-    torch.library.opcheck(operator, (*tensors, starts, 40, True))
+    torch.library.opcheck(operator, (*tensors, starts, window, needs_gradients))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -9,7 +9,7 @@ import yaml
 from anlit.config.files import FOLDER
 from anlit.config.objects import build_from_plain
 from anlit.nn import mechanisms
-from tests.nn.models.tiny import ARCHITECTURES, SIZE, random_tokens
+from tests.nn.models.tiny import SIZE, architectures, random_tokens
 
 
 def read_fragments() -> dict[str, Any]:
@@ -25,7 +25,7 @@ FRAGMENTS = read_fragments()
 
 
 @pytest.mark.parametrize("name", sorted(FRAGMENTS))
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 @pytest.mark.covering(1)
 def test_every_fragment_builds_a_model(architecture, name) -> None:
     settings = {**SIZE, **FRAGMENTS[name]}

@@ -29,7 +29,7 @@ from anlit.training.load_model import load_checkpoint
 from anlit.training.optim.optimizers import parameter_groups
 from tests.nn.attention.examples import LEARNED
 from tests.nn.attention.kernels import assert_same, gradients, inputs, packed
-from tests.nn.models.tiny import ARCHITECTURES, CONSTANT, SIZE, adamw, fit, random_tokens, tiny
+from tests.nn.models.tiny import CONSTANT, SIZE, adamw, architectures, fit, random_tokens, tiny
 
 H = SIZE["n_heads"]
 LAYERS = SIZE["n_layers"]
@@ -190,7 +190,7 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", LEARNED)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 @pytest.mark.covering(1)
 def test_coefficients_are_trained_without_decay_and_saved(architecture, name, tmp_path) -> None:
     model = tiny(
@@ -280,7 +280,7 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
 
 
 @pytest.mark.parametrize("name", ["head_weight", "head_gain", "head_scale"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 @pytest.mark.covering(1)
 def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_their_name(
     architecture, name

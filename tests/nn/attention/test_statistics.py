@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 
 def naive_entropy(weights: list[float]) -> float:
-    """In nats, of weights that are divided by their sum; NaN without weights."""
+    """The entropy, in nats, of weights divided by their sum; NaN without weights."""
     if not weights:
         return math.nan
     total = sum(weights)
@@ -42,21 +42,21 @@ def naive(
     row: list[float], position: int, first_key: int, spans: list[Range], latest: int
 ) -> dict[str, float]:
     """The statistics of a query at `position` with these logits of keys 0 … position."""
-    total = 0.0
-    for logit in row:
-        total += math.exp(logit)
+    total = sum(map(math.exp, row))
     weights = {}  # by distance, of visible keys
     for j, logit in enumerate(row):
         if logit > -INFINITY:
             weights[position - j] = math.exp(logit) / total
-    squares = [weight**2 for weight in weights.values()]
+    all_weights = [*weights.values()]
+    squares = [weight**2 for weight in all_weights]
+    latest_weights = weights_within(weights, Range(0, latest))
 
     result = {
-        "entropy": naive_entropy([*weights.values()]),
-        "inverse_largest_weight": 1 / max(weights.values()),
+        "entropy": naive_entropy(all_weights),
+        "inverse_largest_weight": 1 / max(all_weights),
         "participation": sum(squares),
         "attention_sink": weights.get(position - first_key, math.nan),
-        f"weight_latest_{latest}": sum(weights_within(weights, Range(0, latest))),
+        f"weight_latest_{latest}": sum(latest_weights),
     }
     for span in spans:
         inside = weights_within(weights, span)
@@ -74,27 +74,22 @@ def masked_logits(n_queries: int, n_keys: int, seed: int = 0) -> tuple[Tensor, T
     generator = torch.Generator().manual_seed(seed)
     shape = (2, HEADS, n_queries, n_keys)
     L = 2 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    i = torch.arange(n_keys - n_queries, n_keys)[:, None]
-    j = torch.arange(n_keys)
-    is_causal = j <= i
-    first_key = torch.where(i[:, 0] >= 3, 3, 0)
-    in_document = is_causal & (j >= first_key[:, None])
-    in_window = is_causal & (i - j < 5)
-    visible = torch.stack((in_document, in_window))
+    i = torch.arange(n_keys - n_queries, n_keys)[:, None]  # (Q, 1)
+    j = torch.arange(n_keys)  # (K,)
+    first_key = torch.where(i >= 3, 3, 0)  # (Q, 1), with documents
+    is_causal = j <= i  # (Q, K)
+    in_document = j >= first_key
+    in_window = i - j < 5
+    visible = torch.stack((is_causal & in_document, is_causal & in_window))  # (2, Q, K)
     first_keys = torch.stack((first_key, torch.zeros_like(first_key)))
-    return L.masked_fill(~visible[:, None], -INFINITY), first_keys
+    return L.masked_fill(~visible[:, None], -INFINITY), first_keys.squeeze(-1)
 
 
 @pytest.mark.parametrize("n_queries", [13, 6, 1])
 def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     """NaN where a query sees no key of a range, or not its document's first key."""
     n_keys = 13
-    spans = [
-        Range(0, 1),
-        Range(1, 3),
-        Range(3, 9),
-        Range(9, 27),
-    ]
+    spans = [Range(0, 1), Range(1, 3), Range(3, 9), Range(9, 27)]
     L, first_keys = masked_logits(n_queries, n_keys)
 
     actual = statistics(L, first_keys, spans, latest=4)
@@ -102,10 +97,9 @@ def test_every_statistic_is_the_loop_over_keys(n_queries) -> None:
     for b, h, query in np.ndindex(2, HEADS, n_queries):
         position = n_keys - n_queries + query
         row = L[b, h, query, : position + 1].tolist()
-        expected = naive(row, position, int(first_keys[b, query]), spans, latest=4)
-        values = {}
-        for name, value in actual.items():
-            values[name] = value[b, h, query].item()
+        first_key = int(first_keys[b, query])
+        expected = naive(row, position, first_key, spans, latest=4)
+        values = {name: value[b, h, query].item() for name, value in actual.items()}
         assert values == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
@@ -129,7 +123,7 @@ def test_ranges_cover_every_distance_once() -> None:
 
 def test_totals_of_all_ranges_add_up_to_the_total() -> None:
     is_later = torch.arange(40) > torch.arange(35, 40)[:, None]
-    L = torch.randn(1, 2, 5, 40).masked_fill(is_later, -INFINITY)
+    L = torch.randn(1, 2, 5, 40).masked_fill(is_later, -INFINITY)  # (B, H, Q, K)
 
     total = 0.0
     for span in ranges(39):
@@ -162,7 +156,8 @@ def test_a_compiled_model_is_observed_uncompiled_and_left_as_it_was() -> None:
 
     torch.testing.assert_close(during, logits_before)
     assert torch.equal(after, logits_before)
-    assert len(graphs) == n_graphs > 0
+    assert n_graphs > 0
+    assert len(graphs) == n_graphs
     for layer in layers:
         mean_counts = layer.means()["n"][0]
         assert mean_counts.tolist() == [1, 2.5, 5.5, 12]
@@ -176,10 +171,12 @@ def test_statistics_of_shared_keys_are_those_of_copies() -> None:
     q, k, v, _ = inputs(2, 4, 33, WIDTH, dtype=torch.float32, n_heads_kv=2)
     documents = packed(2, 33, "documents")
     spans = [Range(1, 10)]
+    copied_k = repeat_kv(k, 4)
+    copied_v = repeat_kv(v, 4)
     shared = BinnedMeans(bin_edges(33))
     copied = BinnedMeans(bin_edges(33))
 
     observe(shared, layer, q, k, v, documents, spans)
-    observe(copied, layer, q, repeat_kv(k, 4), repeat_kv(v, 4), documents, spans)
+    observe(copied, layer, q, copied_k, copied_v, documents, spans)
 
     torch.testing.assert_close(shared.means(), copied.means(), equal_nan=True)

@@ -1,15 +1,20 @@
 """The loss without all logits is the loss from the logits: value, gradients, targets, precision."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from anlit.nn.layers import cross_entropy
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX, linear_cross_entropy
-from tests.nn.models.tiny import ARCHITECTURES, next_token_loss, random_tokens, tiny
+from tests.nn.models.tiny import architectures, next_token_loss, random_tokens, tiny
 
 V = 37
 D = 6
+
+
+assert_close_in_float64 = partial(torch.testing.assert_close, rtol=1e-12, atol=0)
 
 
 @pytest.fixture
@@ -19,6 +24,7 @@ def chunks_of_five(monkeypatch) -> None:
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """x (B, T, D), the head (V, D) and targets (B, T), of which three do not count."""
     generator = torch.Generator().manual_seed(0)
     x = 2 * torch.randn(2, 6, D, generator=generator, dtype=torch.float64)
     weight = 2 * torch.randn(V, D, generator=generator, dtype=torch.float64)
@@ -45,7 +51,7 @@ def gradients(objective: Tensor, *tensors: Tensor) -> list[Tensor]:
 def test_it_is_the_loss_of_the_logits(
     z_loss, upstream, compiled, chunks_of_five, monkeypatch
 ) -> None:
-    # Without the compiler's kernels
+    """Compilation traces the code, without the compiler's kernels."""
     traced = torch.compile(cross_entropy._chunk_losses, dynamic=False, backend="aot_eager")
     monkeypatch.setattr(cross_entropy, "_compiled_chunk_losses", lambda: traced)
     x, weight, targets = inputs()
@@ -56,8 +62,8 @@ def test_it_is_the_loss_of_the_logits(
     logits = x @ weight.mT
     expected_loss, expected_objective = next_token_loss(logits, targets, z_loss)
     expected = gradients(expected_objective * upstream, x, weight)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-    torch.testing.assert_close(objective, expected_objective, rtol=1e-12, atol=0)
+    assert_close_in_float64(loss, expected_loss)
+    assert_close_in_float64(objective, expected_objective)
     assert not loss.requires_grad
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-14)
     dx, _ = actual
@@ -126,8 +132,8 @@ def test_autocast_computes_products_in_its_precision_and_the_rest_in_float32(
 
 def assert_near(gradient: Tensor, reference: Tensor, bound: float) -> None:
     """Check the relative error of a gradient as a whole."""
-    error = (gradient.cpu().double() - reference).norm()
-    assert error < bound * reference.norm()
+    error = gradient.cpu().double() - reference
+    assert error.norm() < bound * reference.norm()
 
 
 @pytest.mark.parametrize(
@@ -146,10 +152,7 @@ def assert_near(gradient: Tensor, reference: Tensor, bound: float) -> None:
 def test_chunks_hold_a_bounded_number_of_logits_and_are_equal_on_a_gpu(
     device, vocab_size, width, n_tokens, expected
 ):
-    """If the number of tokens allows it.
-
-    Otherwise they are multiples of 256 and a smaller chunk.
-    """
+    """Numbers of tokens that no equal chunks hold have multiples of 256 and a smaller chunk."""
     assert cross_entropy.chunk_size(device, vocab_size, width, n_tokens) == expected
 
 
@@ -161,21 +164,23 @@ def test_on_a_gpu_it_is_the_loss_of_the_logits(compiled, monkeypatch) -> None:
     x = torch.randn(3, 200, 64, generator=generator)
     weight = torch.randn(1000, 64, generator=generator)
     targets = torch.randint(1000, (3, 200), generator=generator)
-    exact = [x.double().requires_grad_(), weight.double().requires_grad_()]
-    on_gpu = [x.cuda().requires_grad_(), weight.cuda().requires_grad_()]
+    exact_x = x.double().requires_grad_()
+    exact_weight = weight.double().requires_grad_()
+    x = x.cuda().requires_grad_()
+    weight = weight.cuda().requires_grad_()
 
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss, objective = linear_cross_entropy(*on_gpu, targets.cuda(), compiled=compiled)
-    actual = gradients(objective, *on_gpu)
+        loss, objective = linear_cross_entropy(x, weight, targets.cuda(), compiled=compiled)
+    actual = gradients(objective, x, weight)
 
-    expected_loss, _ = next_token_loss(exact[0] @ exact[1].mT, targets)
+    expected_loss, _ = next_token_loss(exact_x @ exact_weight.mT, targets)
+    expected = gradients(expected_loss, exact_x, exact_weight)
     torch.testing.assert_close(loss.cpu().double(), expected_loss.detach(), rtol=2e-3, atol=0)
-    expected = gradients(expected_loss, *exact)
     for gradient, reference in zip(actual, expected, strict=True):
         assert_near(gradient, reference, 1e-2)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 def test_the_loss_of_a_model_is_the_loss_of_its_logits(architecture) -> None:
     model = tiny(architecture).model.double()
     tokens = random_tokens(2, 16)
@@ -186,6 +191,6 @@ def test_the_loss_of_a_model_is_the_loss_of_its_logits(architecture) -> None:
 
     expected_loss, expected_objective = next_token_loss(model(tokens), targets, 0.2)
     expected = gradients(expected_objective, *model.parameters())
-    torch.testing.assert_close(loss, expected_loss.detach(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(objective, expected_objective, rtol=1e-12, atol=0)
+    assert_close_in_float64(loss, expected_loss.detach())
+    assert_close_in_float64(objective, expected_objective)
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-12)

@@ -7,10 +7,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from anlit import GPT
 from anlit.errors import UserError
 from anlit.nn.layers.float8 import Float8Product, use_float8
 from anlit.nn.models.runtime import Runtime
-from tests.nn.models.tiny import ARCHITECTURES, jolt, prepare_to_train, random_tokens, tiny
+from tests.nn.models.tiny import (
+    architectures,
+    jolt,
+    prepare_to_train,
+    random_tokens,
+    tiny,
+)
 
 if sys.platform != "linux":  # the test extra has it there
     pytest.importorskip("torchao")
@@ -19,7 +26,7 @@ if sys.platform != "linux":  # the test extra has it there
 def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
     """x rounded, after it is scaled so that the largest number just fits.
 
-    With `dim` the vectors along it are scaled, by powers of two.
+    `dim` scales each vector along it by a power of two.
     """
     wide = x.double()
     largest_number = torch.finfo(dtype).max
@@ -42,24 +49,34 @@ def test_products_and_gradients_are_computed_from_rounded_numbers(recipe: str) -
     y = Float8Product(recipe, emulated=True)(x, weight)
     y.backward(upstream)
 
-    exact_x = x.detach()
-    exact_weight = weight.detach()
     e4m3 = torch.float8_e4m3fn
     dtype_of_gradients = torch.float8_e5m2 if recipe == "tensorwise" else e4m3
     along, across = (None, None) if recipe == "tensorwise" else (1, 0)
-    expected = rounded(exact_x, e4m3, along) @ rounded(exact_weight, e4m3, along).T
-    dx = rounded(upstream, dtype_of_gradients, along) @ rounded(exact_weight, e4m3, across)
-    dweight = rounded(upstream, dtype_of_gradients, across).T @ rounded(exact_x, e4m3, across)
+    exact_x = x.detach()  # (tokens, d_in)
+    exact_weight = weight.detach()  # (d_out, d_in)
+
+    y_x = rounded(exact_x, e4m3, along)
+    y_weight = rounded(exact_weight, e4m3, along)
+    expected_y = y_x @ y_weight.T
+    unrounded_y = exact_x.double() @ exact_weight.double().T
+    assert (expected_y - unrounded_y).norm() > 0.01
+    torch.testing.assert_close(y.double(), expected_y, rtol=1e-4, atol=1e-4)
+
+    dx_upstream = rounded(upstream, dtype_of_gradients, along)
+    dx_weight = rounded(exact_weight, e4m3, across)
+    expected_dx = dx_upstream @ dx_weight
+    torch.testing.assert_close(x.grad.double(), expected_dx, rtol=1e-4, atol=1e-4)
+
+    dweight_upstream = rounded(upstream, dtype_of_gradients, across)
+    dweight_x = rounded(exact_x, e4m3, across)
     if recipe == "rowwise_with_gw_hp":
-        dweight = upstream.double().T @ exact_x.double()
-    unrounded = exact_x.double() @ exact_weight.double().T
-    assert torch.linalg.vector_norm(expected - unrounded) > 0.01
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(x.grad.double(), dx, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(weight.grad.double(), dweight, rtol=1e-4, atol=1e-4)
+        dweight_upstream = upstream.double()
+        dweight_x = exact_x.double()
+    expected_dweight = dweight_upstream.T @ dweight_x
+    torch.testing.assert_close(weight.grad.double(), expected_dweight, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 def test_the_matrices_of_the_blocks_alone_are_rounded(architecture, monkeypatch) -> None:
     """The error of the gradients is small."""
     exact = jolt(tiny(architecture)).model
@@ -76,38 +93,46 @@ def test_the_matrices_of_the_blocks_alone_are_rounded(architecture, monkeypatch)
     tokens = random_tokens(4, 16)
     targets = random_tokens(4, 16, seed=1)
 
-    exact_loss = exact(tokens, targets=targets)[1]
+    _, exact_loss = exact(tokens, targets=targets)
     exact_loss.backward()
-    loss = rounding(tokens, targets=targets)[1]
+    _, loss = rounding(tokens, targets=targets)
     loss.backward()
 
-    assert sum(sizes) == 2 * (4 + 12) * 32 * 32
+    n_of_a_block = (4 + 12) * 32 * 32
+    assert sum(sizes) == 2 * n_of_a_block
     assert (loss - exact_loss).abs() > 1e-5, "nothing is rounded"
     torch.testing.assert_close(exact_loss, loss, rtol=0.02, atol=0)
     assert {parameter.dtype for parameter in rounding.parameters()} == {torch.float32}
     for name, parameter in exact.named_parameters():
         if parameter.dim() == 2:
-            gradient = rounding.get_parameter(name).grad
-            similarity = cosine_similarity(parameter.grad.flatten(), gradient.flatten(), dim=0)
-            assert similarity > 0.95, name
+            exact_gradient = parameter.grad.flatten()
+            gradient = rounding.get_parameter(name).grad.flatten()
+            assert cosine_similarity(gradient, exact_gradient, dim=0) > 0.95, name
 
 
-def test_refusals(monkeypatch) -> None:
-    narrow = tiny(ARCHITECTURES[0], d_model=24)
-    with pytest.raises(
-        UserError, match=r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"
-    ):
-        prepare_to_train(narrow.model, Runtime(float8="rowwise"), "cpu")
-    blocks = tiny(ARCHITECTURES[0]).model.blocks
+def test_a_width_that_is_no_multiple_of_16_is_refused() -> None:
+    decoder = tiny(GPT, d_model=24).model
+
+    message = r"multiples of 16, and 0\.W_q is 24 × 24: choose another d_model"
+    with pytest.raises(UserError, match=message):
+        prepare_to_train(decoder, Runtime(float8="rowwise"), "cpu")
+
+
+def test_a_gpu_without_the_products_is_refused(monkeypatch) -> None:
+    blocks = tiny(GPT).model.blocks
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+
     use_float8(blocks, "tensorwise", "cuda")
-    with pytest.raises(
-        UserError, match=r"float8=rowwise needs a GPU of .* capability 9\.0, and this GPU has 8\.9"
-    ):
+    message = r"float8=rowwise needs a GPU of .* capability 9\.0, and this GPU has 8\.9"
+    with pytest.raises(UserError, match=message):
         use_float8(blocks, "rowwise", "cuda")
+
+
+def test_a_missing_torchao_is_named_with_its_command(monkeypatch) -> None:
+    blocks = tiny(GPT).model.blocks
     monkeypatch.setitem(sys.modules, "torchao.float8.config", None)
-    with pytest.raises(
-        UserError, match=r"needs torchao .*: run `make extras EXTRAS=float8`, .* leave float8 out"
-    ):
+
+    message = r"needs torchao .*: run `make extras EXTRAS=float8`, .* leave float8 out"
+    with pytest.raises(UserError, match=message):
         use_float8(blocks, "tensorwise", "cpu")

@@ -9,8 +9,22 @@ from torch import distributed
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-import anlit
-from anlit import GPT, NGPT, AnGPT, AttentionPattern, LogN, Runtime, ScaleInvariant, SlidingWindow
+from anlit import (
+    GPT,
+    NGPT,
+    ALiBi,
+    AnGPT,
+    AttentionPattern,
+    DynamicNTK,
+    LogN,
+    NoPE,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    Runtime,
+    ScaleInvariant,
+    SlidingWindow,
+)
 from anlit.data.batch import batch_from_blocks
 from anlit.nn.kernels import flash, flex
 from anlit.training.language_model import LanguageModel
@@ -47,75 +61,97 @@ def compiled(
 
 def logits(model: LanguageModel, step: int) -> torch.Tensor:
     """Logits of a batch, with a packing that changes from one document to one per token."""
-    blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + step % 8)
-    batch = batch_from_blocks(blocks if step % 8 else blocks + 1, end_of_document=0)
+    kind = step % 8
+    blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + kind)
+    if kind == 0:
+        blocks += 1  # no token ends a document
+    batch = batch_from_blocks(blocks, end_of_document=0)
     return model(batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
 
 
 def train(model: LanguageModel, steps: int) -> None:
     for step in range(steps):
-        logits(model, step).square().mean().backward()
+        objective = logits(model, step).square().mean()
+        objective.backward()
 
 
+C_PER_LAYER = ScaleInvariant(learned="per_layer")
 SHARED_KEYS = {"n_heads": 4, "n_kv_heads": 2, "d_head": 12}
 SETTINGS: dict[str, dict[str, object]] = {
     "GPT": {},
     "NGPT": {"architecture": NGPT},
     "AnGPT": {"architecture": AnGPT},
-    "c per layer": {
-        "attention": ScaleInvariant(learned="per_layer"),
-        "positions": anlit.DynamicNTK(),
-    },
-    "alibi": {"attention": anlit.ALiBi(), "positions": anlit.PRoPE()},
+    "c per layer": {"attention": C_PER_LAYER, "positions": DynamicNTK()},
+    "alibi": {"attention": ALiBi(), "positions": PRoPE()},
     "eager": {"kernel": "eager"},
     "window": {"attention": SlidingWindow(5)},
     "not masked": {"document_masking": False},
-    "shared keys": {"attention": LogN(), "positions": anlit.NoPE(), **SHARED_KEYS},
+    "shared keys": {"attention": LogN(), "positions": NoPE(), **SHARED_KEYS},
     "blockwise": {"attention": ScaleInvariant(), "kernel": "blockwise"},
 }
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
-    """Eight kinds of packing, and the first once more."""
-    train(compiled(**{"architecture": GPT, **settings}), 9)
+    """The batches have eight kinds of packing, and the first once more."""
+    model = compiled(**{"architecture": GPT, **settings})
+
+    train(model, 9)
+
     assert len(graphs) == 1
 
 
 def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    train(compiled(AnGPT, 1, attention=ScaleInvariant(learned="per_layer"), kernel="triton"), 2)
+    model = compiled(AnGPT, 1, attention=C_PER_LAYER, kernel="triton")
+
+    train(model, 2)
+
     assert len(graphs) == 1
 
 
-def test_one_graph_of_a_gpu_s_kernels_serves_all_batches(graphs, monkeypatch) -> None:
-    """On a CPU: flash by the operator's slow kernel, flex uncompiled, without a backward pass."""
+def test_one_graph_of_flash_serves_all_batches(graphs, monkeypatch) -> None:
+    """On a CPU the operator has a slow kernel."""
     assert test_flash.flash is flash, "its module registers the kernel"
     monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
-    monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
-    train(compiled(GPT, kernel="flash"), 4)
+    model = compiled(GPT, kernel="flash")
+
+    train(model, 4)
+
     assert len(graphs) == 1
-    model = compiled(AnGPT, attention=ScaleInvariant(learned="per_layer"), kernel="flex")
-    with torch.no_grad():
-        for step in range(4):
-            logits(model, step)
-    assert len(graphs) == 2
+
+
+@torch.no_grad()
+def test_one_graph_of_flex_serves_all_batches(graphs, monkeypatch) -> None:
+    """On a CPU it has no backward pass, and is not compiled itself."""
+    monkeypatch.setattr(flex, "_compiled", lambda: flex._run)
+    model = compiled(AnGPT, attention=C_PER_LAYER, kernel="flex")
+
+    for step in range(4):
+        logits(model, step)
+
+    assert len(graphs) == 1
 
 
 def test_each_kind_of_layers_in_a_pattern_has_a_graph(graphs) -> None:
     pattern = AttentionPattern([SlidingWindow(4, ScaleInvariant()), SlidingWindow(4), LogN()])
-    positions = anlit.PositionsPattern([anlit.RoPE(), anlit.NoPE()])
-    train(compiled(GPT, 6, attention=pattern, positions=positions), 2)
+    positions = PositionsPattern([RoPE(), NoPE()])
+    model = compiled(GPT, 6, attention=pattern, positions=positions)
+
+    train(model, 2)
+
     assert len(graphs) == 6
 
 
 def test_validation_adds_one_graph_and_training_goes_on_with_its_own(graphs) -> None:
     model = compiled(GPT)
+
     for _ in range(2):
         train(model.train(), 3)
         with torch.no_grad():
             logits(model.eval(), 3)
+
     assert len(graphs) == 2
 
 
@@ -123,7 +159,11 @@ def test_ddp_leaves_each_block_whole(graphs) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = compiled(GPT, n_layers=2)
     wrapped = DistributedDataParallel(model.model, bucket_cap_mb=0.001)
-    wrapped(random_tokens(2, 16)).square().mean().backward()
+
+    objective = wrapped(random_tokens(2, 16)).square().mean()
+    objective.backward()
+
     distributed.destroy_process_group()
     assert len(graphs) == 1
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    for parameter in model.parameters():
+        assert parameter.grad is not None

@@ -15,7 +15,7 @@ import torch
 
 from anlit.nn.models import runtime
 from anlit.nn.models.runtime import Runtime
-from tests.nn.models.tiny import ARCHITECTURES, prepare_to_train, random_tokens, tiny
+from tests.nn.models.tiny import ARCHITECTURES, architectures, prepare_to_train, random_tokens, tiny
 
 
 def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
@@ -27,7 +27,7 @@ def test_auto_compiles_where_triton_makes_kernels(monkeypatch) -> None:
         assert not Runtime(compile=False).compiles_on("cuda")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@architectures
 def test_what_runs_compiled_on_a_gpu_gives_the_same(architecture, monkeypatch) -> None:
     """Blocks, loss and restored norms through the compiler's front end, without its kernels."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -26,7 +26,8 @@ SIZE = {"vocab_size": 29, "context_length": 16, "n_layers": 2, "n_heads": 2, "d_
 
 
 def has_setting(architecture: type[LanguageModel], name: str) -> bool:
-    return name in [parameter.name for parameter in parameters_of(architecture)]
+    names = [parameter.name for parameter in parameters_of(architecture)]
+    return name in names
 
 
 def is_normalised(architecture: type[LanguageModel]) -> bool:
@@ -50,7 +51,8 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
     with torch.no_grad():
         for name, parameter in model.model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.add_(0.4 * parameter.square().mean().sqrt() * noise)
+            root_mean_square = parameter.square().mean().sqrt()
+            parameter.add_(0.4 * root_mean_square * noise)
             if "alpha" in name:
                 parameter[::3] *= -1
     return model
@@ -58,7 +60,8 @@ def jolt(model: LanguageModel, seed: int = 1) -> LanguageModel:
 
 def decoder(architecture: Callable[..., LanguageModel], seed: int = 0, **changes: Any) -> Decoder:
     """The decoder of a jolted tiny model, in float64, as it generates and scores."""
-    return jolt(tiny(architecture, seed, **changes)).double().eval().model
+    model = jolt(tiny(architecture, seed, **changes))
+    return model.double().eval().model
 
 
 def prepare_to_train(decoder: Decoder, runtime: Runtime, device_type: str) -> None:
@@ -69,19 +72,22 @@ def prepare_to_train(decoder: Decoder, runtime: Runtime, device_type: str) -> No
 
 def next_token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
     """Loss and objective from all logits (B, T, V); see `linear_cross_entropy`."""
-    logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
     is_counted = targets != IGNORE_INDEX
     n_counted = is_counted.sum().clamp_min(1)  # without targets a loss of 0, not NaN
     loss_sum = cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
     loss = loss_sum / n_counted
-    penalty_sum = torch.where(is_counted, logits.logsumexp(-1).square(), 0).sum()
-    return loss, loss + z_loss * penalty_sum / n_counted
+    penalties = logits.logsumexp(-1).square()
+    penalty = torch.where(is_counted, penalties, 0).sum() / n_counted
+    return loss, loss + z_loss * penalty
 
 
 def random_tokens(*shape: int, seed: int = 0, vocab_size: int = SIZE["vocab_size"]) -> Tensor:
-    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, shape, generator=generator)
 
 
 def adamw(lr: float, **settings: Any) -> Callable[[Any], torch.optim.Optimizer]:
