@@ -51,14 +51,13 @@ FLASH = ("plain", "log n", "window", "window of one", "window, log n", "alibi", 
 """Mechanisms that flash attention can compute."""
 
 ONE_COEFFICIENT = [name for name in MECHANISMS if name != "a user's"]
-"""Mechanisms with at most one learned coefficient in a(t) and m(t), as our Triton kernels need
-it."""
+"""Mechanisms that our Triton kernels compute: a(t) and m(t) have at most one coefficient."""
 
 BY_DISTANCE = [
     name for name in ONE_COEFFICIENT if MECHANISMS[name].for_layer(1, 8, 0).depends_on_distance
 ]
 WITHOUT_GAIN = ["plain", "log n", *BY_DISTANCE]
-"""To kernels that get the product of g(n) and q, all g(n) are alike."""
+"""Mechanisms for kernels that get the product of g(n) and q: all g(n) are alike to them."""
 
 WIDTHS = [32, 64, 80, 96, 128, 256]
 
@@ -92,25 +91,23 @@ def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> li
 def packed(batch: int, length: int, kind: str, device: str = "cpu") -> Documents:
     ids = None
     if kind == "documents":
-        starts = torch.rand(batch, length, generator=torch.Generator().manual_seed(length)) < 0.12
-        starts[:, length // 2 : length // 2 + 3] = True  # documents of one token
-        ids = starts.long().cumsum(1).to(device)
+        generator = torch.Generator().manual_seed(length)
+        is_start = torch.rand(batch, length, generator=generator) < 0.12
+        middle = length // 2
+        is_start[:, middle : middle + 3] = True  # documents of a single token
+        ids = is_start.long().cumsum(1).to(device)
     return Documents(ids, length, torch.device(device))
 
 
 def gradients(
     attend, mechanism: Mechanism, tensors: list[Tensor], documents: Documents
 ) -> dict[str, Tensor]:
-    """The output and the gradients of q, k and v.
-
-    And of all learned coefficients, as one vector.
-    """
+    """The output, and the gradients of q, k, v and the vector of all learned coefficients."""
     *qkv, probe = tensors
     q, k, v = [x.detach().requires_grad_() for x in qkv]
+    learned = learned_parameters(mechanism)
     output = attend(q, k, v, mechanism, documents, 0.0)
-    dq, dk, dv, *d_learned = torch.autograd.grad(
-        output, (q, k, v, *learned_parameters(mechanism)), probe
-    )
+    dq, dk, dv, *d_learned = torch.autograd.grad(output, (q, k, v, *learned), probe)
     result = {"output": output.detach(), "q": dq, "k": dk, "v": dv}
     if d_learned:
         result["learned"] = torch.cat([gradient.flatten() for gradient in d_learned])
@@ -150,18 +147,16 @@ def repeated(attend: Any) -> Any:
     """`attend` with keys and values copied for each head: head h of H gets head h // (H/G)."""
 
     def attend_repeated(q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Tensor:
-        heads = torch.arange(q.shape[1])
-        index = heads * k.shape[1] // q.shape[1]
+        H = q.shape[1]
+        G = k.shape[1]
+        index = torch.arange(H) * G // H
         return attend(q, k[:, index], v[:, index], *settings)
 
     return attend_repeated
 
 
 def windowed(mechanism: Mechanism, kind: str) -> Mechanism:
-    """The mechanism.
-
-    For inputs of kind `window` inside a window of 11 keys, unless it has a window.
-    """
+    """The mechanism, with a window of 11 keys for `window` unless it has a window."""
     has_window = mechanism.for_layer(1, 8, 0).window is not None
     if kind == "window" and not has_window:
         return SlidingWindow(11, mechanism)
@@ -197,7 +192,8 @@ def check(
 
 def layer_of(name: str, kind: str, n_heads: int, d_head: int) -> Mechanism:
     """A layer's mechanism, from a copy: a shared coefficient takes the dtype of a layer."""
-    return windowed(copy.deepcopy(MECHANISMS[name]), kind).for_layer(n_heads, d_head, 0)
+    mechanism = copy.deepcopy(MECHANISMS[name])
+    return windowed(mechanism, kind).for_layer(n_heads, d_head, 0)
 
 
 def size_of_learned_gradients(
@@ -210,4 +206,5 @@ def size_of_learned_gradients(
         output = eager.attend(*qkv, mechanism, documents, 0.0)
         return list(torch.autograd.grad(output, learned_parameters(mechanism), signed_probe))
 
-    return torch.stack(size_of_terms(learned_gradients, probe)).norm().item()
+    sizes = torch.stack(size_of_terms(learned_gradients, probe))
+    return sizes.norm().item()
