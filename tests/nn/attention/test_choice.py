@@ -1,7 +1,8 @@
-"""Which kernel computes what, and what is refused when."""
+"""The kernel that computes a mechanism, and mechanisms that are refused."""
 
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,7 +98,10 @@ def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
     name: str, expected: tuple[str, str], is_packed: bool
 ) -> None:
     layer = SHIPPED[name].for_layer(3, 64, 0)
-    assert default_kernel(layer, "cuda", is_packed, on_cuda()) == expected[is_packed]
+
+    kernel = default_kernel(layer, "cuda", is_packed, on_cuda())
+
+    assert kernel == expected[is_packed]
 
 
 CAPABILITIES = [(7, 5), (8, 0), (9, 0), (10, 0)]
@@ -119,14 +123,15 @@ def test_every_mechanism_packing_and_width_has_a_kernel_that_can_compute_it(
     for is_packed, width, dropout in product((False, True), WIDTHS, (0.0, 0.1)):
         layer = MECHANISMS[name].for_layer(2, width, 0)
         q = on_cuda(dtype, width)
+
         kernel = default_kernel(layer, "cuda", is_packed, q, dropout)
-        assert unsupported_reason(kernel, layer, q, dropout) is None
-
-        preferred = GPU_KERNELS[row_of(layer, is_packed)]
-        for faster in preferred[: preferred.index(kernel)]:
-            assert unsupported_reason(faster, layer, q, dropout) is not None
-
         warning = fallback_warning(kernel, layer, is_packed, q, dropout)
+
+        assert unsupported_reason(kernel, layer, q, dropout) is None
+        preferred = GPU_KERNELS[row_of(layer, is_packed)]
+        n_faster = preferred.index(kernel)
+        for faster in preferred[:n_faster]:
+            assert unsupported_reason(faster, layer, q, dropout) is not None
         is_costly = kernel == "eager" or (kernel == "sdpa" and kernel != preferred[0])
         assert (warning is not None) == is_costly
 
@@ -157,8 +162,8 @@ def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:
 
     records = attention.kernels_in_use([layer])
 
-    assert [record["length"] for record in records] == [5, 5, 3]
-    assert [record["packed"] for record in records] == [False, True, True]
+    choices = [(record["length"], record["packed"]) for record in records]
+    assert choices == [(5, False), (5, True), (3, True)]
 
 
 @pytest.mark.parametrize(
@@ -177,10 +182,17 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
     changes, expected, monkeypatch
 ) -> None:
     """On CPU FLASH would be ignored without a word, and without the package it raises."""
-    monkeypatch.setattr(flex, "HAS_FLASH_4", changes.get("has_package", True))
-    monkeypatch.setattr(flex, "gpu_generation", lambda: changes.get("generation", 9))
-    table = torch.zeros(64, requires_grad=changes.get("learned", False))
-    assert flex.runs_on_flash_4(changes.get("q", on_cuda()), table, None) is expected
+    usual = {"has_package": True, "generation": 9, "learned": False, "q": on_cuda()}
+    case = SimpleNamespace(**usual | changes)
+    monkeypatch.setattr(flex, "HAS_FLASH_4", case.has_package)
+    monkeypatch.setattr(flex, "gpu_generation", lambda: case.generation)
+    table = torch.zeros(64, requires_grad=case.learned)
+
+    assert flex.runs_on_flash_4(case.q, table, None) is expected
+
+
+LEARNED_BIAS = MECHANISMS["a user's"].for_layer(2, 8, 0)
+STRAIGHT = MECHANISMS["straight"].for_layer(2, 8, 0)
 
 
 @pytest.mark.usefixtures("h200")
@@ -202,13 +214,8 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
         ("flex", Plain(), Q.double(), "float64"),
         ("flex", Plain(), Q[..., :8], "not 8"),
         ("flex", Plain(), OnDevice("mps"), "mps"),
-        (
-            "triton",
-            MECHANISMS["a user's"].for_layer(2, 8, 0),
-            None,
-            "is learned, and not by one Coefficient alone",
-        ),
-        ("triton", MECHANISMS["straight"].for_layer(2, 8, 0), None, None),
+        ("triton", LEARNED_BIAS, None, "is learned, and not by one Coefficient alone"),
+        ("triton", STRAIGHT, None, None),
         ("triton", Plain(), on_cuda(width=264), "at most 256 wide, not 264"),
         ("triton", Plain(), on_cuda(torch.float64), "not float64"),
         ("blockwise", ScaleInvariant(), on_cuda(), "made for CPUs, and the model is on cuda"),
@@ -216,22 +223,39 @@ def test_flex_runs_on_flash_attention_4_where_that_can_compute_it(
 )
 def test_what_a_kernel_cannot_compute_has_a_reason(kernel, mechanism, q, reason) -> None:
     actual = KERNELS[kernel].unsupported_reason(mechanism, q)
-    assert actual is None if reason is None else reason in actual
+
+    if reason is None:
+        assert actual is None
+    else:
+        assert reason in actual
 
 
-def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [flash, triton], ids=["flash", "triton"])
+def test_an_old_gpu_is_a_reason(kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    for kernel in (flash, triton):
-        assert "compute capability" in kernel.unsupported_reason(Plain(), on_cuda())
+
+    assert "compute capability" in kernel.unsupported_reason(Plain(), on_cuda())
+
+
+def test_the_package_of_flash_computes_the_bias_of_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "HAS_PACKAGE", True)
+
     assert flash.unsupported_reason(ALiBi()) is None
     assert flash.unsupported_reason(SlidingWindow(3, ALiBi())) is None
     assert "can only compute ALiBi's" in flash.unsupported_reason(LogBias())
+
+
+def test_our_kernels_need_a_gpu_or_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "on a GPU, not on cpu" in triton.unsupported_reason(Plain(), Q)
+
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert triton.unsupported_reason(ScaleInvariant(), Q) is None
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert "on a GPU, not on cpu" in triton.unsupported_reason(Plain(), Q)
+
+
+def test_our_kernels_need_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "IS_INSTALLED", False)
+
     assert "triton is not installed" in triton.unsupported_reason(Plain())
 
 
@@ -242,10 +266,6 @@ def test_reasons_that_lie_with_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
             {"kernel": "sdpa", "attention": ScaleInvariant()},
             "'sdpa' cannot do attention ScaleInv.*choose auto",
         ),
-        ({"kernel": "flash", "dropout": 0.1}, "drop.*; choose auto"),
-        ({"kernel": "flex", "dropout": 0.1}, "drop.*; choose auto"),
-        ({"kernel": "triton", "dropout": 0.1}, "drop.*; choose auto"),
-        ({"kernel": "blockwise", "dropout": 0.1}, "drop.*; choose auto"),
         ({"kernel": "flush"}, r"kernel='flush' is unknown: choose auto, .*sdpa, eager"),
     ],
 )
@@ -254,10 +274,18 @@ def test_what_no_device_can_do_is_refused_when_the_model_is_built(settings, sent
         tiny(GPT, **settings)
 
 
+@pytest.mark.parametrize("kernel", ["flash", "flex", "triton", "blockwise"])
+def test_dropout_is_refused_by_kernels_without_it(kernel: str) -> None:
+    with pytest.raises(UserError, match=r"drop.*; choose auto"):
+        tiny(GPT, kernel=kernel, dropout=0.1)
+
+
 def test_what_this_device_cannot_do_is_refused_at_the_first_forward_pass() -> None:
+    model = tiny(GPT, kernel="flash")
+
     message = r"'flash' cannot do attention Plain: .*CUDA.*choose auto"
     with pytest.raises(UserError, match=message):
-        tiny(GPT, kernel="flash")(random_tokens(2, 16))
+        model(random_tokens(2, 16))
 
 
 def test_the_name_of_a_mechanism_tells_its_window_and_what_is_learned() -> None:

@@ -26,7 +26,8 @@ DTYPES = (*HALF, torch.float32)
 PACKINGS = ("dense", "documents")
 KINDS = (*PACKINGS, "window")
 CASES = [
-    ("flex", "plain", "dense", 64, torch.bfloat16),  # few of flex, for each takes a compilation
+    # Few of flex, because each needs a compilation.
+    ("flex", "plain", "dense", 64, torch.bfloat16),
     ("flex", "scale-invariant, c per layer", "dense", 128, torch.bfloat16),
     ("flex", "scale-invariant, c per layer", "documents", 64, torch.bfloat16),
     ("flex", "a user's", "documents", 64, torch.bfloat16),
@@ -49,8 +50,9 @@ def test_it_is_the_formula(kernel, name, kind, width, dtype) -> None:
     if reason:
         pytest.skip(reason)
     length = 150 + sum(map(ord, name + kind)) % 100
+    shape = (2, 2, length, width)
 
-    check(KERNELS[kernel], name, kind, (2, 2, length, width), dtype, "cuda")
+    check(KERNELS[kernel], name, kind, shape, dtype, "cuda")
 
 
 @pytest.mark.gpu

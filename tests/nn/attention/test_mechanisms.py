@@ -135,12 +135,14 @@ def form(mechanism: Any, layer: int) -> Form:
         if isinstance(mechanism, SlidingWindow):
             return Form(4, g, a, m)
         return Form(None, quarter(1, g), quarter(1, a), quarter(0, m))
-    return Form(
-        None,
-        mechanism.gain(N),
-        mechanism.distance_gain(DISTANCES),
-        mechanism.distance_bias(DISTANCES),
-    )
+    return form_of_functions(mechanism, window=None)
+
+
+def form_of_functions(mechanism: Mechanism, window: int | None) -> Form:
+    g = mechanism.gain(N)
+    a = mechanism.distance_gain(DISTANCES)
+    m = mechanism.distance_bias(DISTANCES)
+    return Form(window, g, a, m)
 
 
 @pytest.mark.parametrize("leaf", [SqrtLogN(), ScaleInvariant()], ids=["g", "a and m"])
@@ -158,12 +160,7 @@ def test_a_nesting_keeps_all_mechanisms_in_each_layer_or_is_refused(names, leaf)
             continue
         layer = mechanism.for_layer(H, 8, number)
         grow(warm_starts(layer), 25)  # of 100 steps
-        actual = Form(
-            layer.window,
-            layer.gain(N),
-            layer.distance_gain(DISTANCES),
-            layer.distance_bias(DISTANCES),
-        )
+        actual = form_of_functions(layer, layer.window)
         torch.testing.assert_close(tuple(actual), tuple(expected))
 
 
@@ -209,7 +206,8 @@ def test_coefficients_are_trained_without_decay_and_saved(architecture, name, tm
         assert parameter.grad.abs().min() > 1e-4
     model.zero_grad()
     optimizer = model.make_optimizer(parameter_groups(model.model))
-    (vectors,) = [group for group in optimizer.param_groups if group["name"] == "vectors"]
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    vectors = groups["vectors"]
     assert vectors["weight_decay"] == 0.0
     assert {*map(id, parameters.values())} <= {*map(id, vectors["params"])}
 
@@ -252,10 +250,16 @@ def test_a_shared_coefficient_serves_all_layers_of_its_model_alone() -> None:
 
 
 def test_a_shared_coefficient_changes_its_precision_with_the_model() -> None:
-    wide = tiny(AnGPT, attention=LogBias(g=SqrtLogN(learned="globally"))).model.double()
-    assert [name for name, _ in wide.named_parameters() if "mechanism" in name] == []
-    assert len([*wide.shared_coefficients.parameters()]) == 1
-    assert wide.blocks[0].attention.mechanism.g.strength().dtype == torch.float64
+    mechanism = LogBias(g=SqrtLogN(learned="globally"))
+    model = tiny(AnGPT, attention=mechanism).model
+
+    model.double()
+
+    of_mechanisms = [name for name, _ in model.named_parameters() if "mechanism" in name]
+    assert of_mechanisms == []
+    assert len([*model.shared_coefficients.parameters()]) == 1
+    strength = model.blocks[0].attention.mechanism.g.strength()
+    assert strength.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -267,10 +271,12 @@ def test_whichever_function_a_new_mechanism_has_is_computed(function) -> None:
     new_class = type("New", (Mechanism,), function)
     tensors = inputs(2, H, 13, 8, dtype=torch.float64)
     documents = packed(2, 13, "dense")
-    plain = gradients(eager.attend, Plain().for_layer(H, 8, 0), tensors, documents)
+    plain_layer = Plain().for_layer(H, 8, 0)
+    plain = gradients(eager.attend, plain_layer, tensors, documents)
     for mechanism in (new_class(), SlidingWindow(99, new_class())):
         layer = mechanism.for_layer(H, 8, 0)
-        kernel = KERNELS[Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)]
+        kernel_name = Attention(layer, "auto").kernel_for(tensors[0], is_packed=False)
+        kernel = KERNELS[kernel_name]
 
         result = gradients(kernel.attend, layer, tensors, documents)
         expected = gradients(eager.attend, layer, tensors, documents)
@@ -299,7 +305,8 @@ def test_a_new_mechanism_is_one_class_and_its_parameters_are_its_own_whatever_th
     model.model.restore_norms()
     first, second = [getattr(block.attention.mechanism, name) for block in model.model.blocks]
     assert first is not second
-    assert first.tolist() == second.tolist() == [3.0]
+    assert first.tolist() == [3.0]
+    assert second.tolist() == [3.0]
 
     fit(model, max_steps=2)
 

@@ -24,7 +24,8 @@ def unit_rows(rows: int, width: int) -> Tensor:
 
 
 def near_one(x: Tensor) -> bool:
-    return abs(x.norm(dim=-1).mean().item() - 1) < 0.03
+    mean_norm = x.norm(dim=-1).mean().item()
+    return abs(mean_norm - 1) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_map_of_unit_rows_times_its_factor_keeps_norms(d_in, d_out) -> None:
 @pytest.mark.parametrize("d_head", [32, 96])
 @pytest.mark.parametrize("groups", [1, 2, HEADS])
 def test_the_factor_of_concatenated_heads_does_not_change_with_groups(d_head, groups) -> None:
-    """Heads that see the same key and share values have the same average: √H is the norm of all."""
+    """Heads that see the same key and share values have the same average."""
     values = unit_rows(SAMPLES * groups, d_head).view(SAMPLES, groups, d_head)
     averages = values.repeat_interleave(HEADS // groups, 1).flatten(1)
     weight = unit_rows(D, HEADS * d_head)
@@ -63,13 +64,13 @@ def test_the_factor_of_concatenated_heads_does_not_change_with_groups(d_head, gr
 def test_the_factor_of_the_residual_keeps_the_norm_for_orthogonal_vectors() -> None:
     h = unit_rows(SAMPLES, D)
     random = torch.randn(SAMPLES, D)
-    along_h = (random * h).sum(-1, keepdim=True) * h
-    orthogonal = norms.unit(random - along_h)
+    components = (random * h).sum(-1, keepdim=True)
+    orthogonal = norms.unit(random - components * h)
     alphas = [torch.tensor(value) for value in (0.05, 0.5, -0.3)]
 
     for alpha in [*alphas, torch.rand(D)]:
-        new_h = norms.nu_residual(alpha) * (h + alpha * (orthogonal - h))
-        assert near_one(new_h)
+        new_h = h + alpha * (orthogonal - h)
+        assert near_one(norms.nu_residual(alpha) * new_h)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +84,17 @@ def test_the_factor_of_the_residual_keeps_the_norm_for_orthogonal_vectors() -> N
     ],
 )
 def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio, expected) -> None:
-    z = torch.randn(1_000_000, dtype=torch.float64) / math.sqrt(ratio)
+    std = 1 / math.sqrt(ratio)
+    z = std * torch.randn(1_000_000, dtype=torch.float64)
     squares = torch.nn.functional.silu(z).square()
-    error = squares.std().item() / math.sqrt(len(squares))
+    estimate = squares.mean().item()
+    standard_error = squares.std().item() / math.sqrt(len(squares))
 
-    factor = norms.nu_activation(1 / math.sqrt(ratio))
+    factor = norms.nu_activation(std)
 
     mean_square = factor**-2
-    assert mean_square == pytest.approx(squares.mean().item(), abs=4 * error)
-    assert error < 0.01 * mean_square
+    assert mean_square == pytest.approx(estimate, abs=4 * standard_error)
+    assert standard_error < 0.01 * mean_square
     if expected is not None:
         assert factor == pytest.approx(expected, abs=0.01)
 

@@ -1,7 +1,4 @@
-"""Rotations: transformers has the same frequencies, tables are exact.
-
-Tests/parity has the formulas.
-"""
+"""Rotations: transformers has the same frequencies, tables are exact. Formulas: tests/parity."""
 
 import math
 
@@ -43,19 +40,22 @@ def test_dynamic_ntk_is_rope_up_to_the_training_length_of_its_model(length, cont
     positions = DynamicNTK(training_length=length)
 
     model = tiny(GPT, context_length=context, positions=positions)
+    rope_model = tiny(GPT, context_length=context, positions=RoPE())
 
     for block in model.model.blocks:
         assert block.positions.training_length == 8
     assert positions.training_length == length
-    rope = tiny(GPT, context_length=context, positions=RoPE())
-    assert torch.equal(model(short), rope(short))
-    difference = model(long) - rope(long)
+    assert torch.equal(model(short), rope_model(short))
+    difference = model(long) - rope_model(long)
     assert difference.abs().max() > 1e-4
 
 
 def test_a_pattern_inside_a_pattern_has_its_entries_in_turn() -> None:
-    pattern = PositionsPattern([RoPE(), PositionsPattern([NoPE(), PRoPE()])])
-    model = tiny(GPT, positions=pattern, n_layers=6).model
+    inner = PositionsPattern([NoPE(), PRoPE()])
+    outer = PositionsPattern([RoPE(), inner])
+
+    model = tiny(GPT, positions=outer, n_layers=6).model
+
     kinds = [type(block.positions) for block in model.blocks]
     assert kinds == [RoPE, NoPE, RoPE, PRoPE, RoPE, NoPE]
     model(random_tokens(1, 5))
@@ -88,7 +88,7 @@ STRETCHED = [
 def test_stretched_rope_has_the_frequencies_of_transformers(
     kind, training_length, settings, base, fraction, monkeypatch
 ) -> None:
-    """In transformers' precision, and once more with its code in float64."""
+    """The frequencies agree in transformers' precision, and with its code in float64."""
     transformers = pytest.importorskip("transformers")
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
     rope_type = ROPE_TYPES[kind]
@@ -102,10 +102,11 @@ def test_stretched_rope_has_the_frequencies_of_transformers(
     }
     if kind in (Llama3RoPE, YaRN):
         rope["original_max_position_embeddings"] = training_length
+    longest = training_length if kind is DynamicNTK else length
     config = transformers.LlamaConfig(
         hidden_size=256,
         num_attention_heads=4,
-        max_position_embeddings=training_length if kind is DynamicNTK else length,
+        max_position_embeddings=longest,
         rope_parameters=rope,
     )
     if training_length is not None:
@@ -126,7 +127,7 @@ def test_stretched_rope_has_the_frequencies_of_transformers(
 
 
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
-    """Also in the gradient of training on a CPU, which is written by hand."""
+    """The gradient of training on a CPU, which is written by hand, has it too."""
     positions = YaRN(factor=4.0, training_length=16, fraction=0.5)
     x = normal(1, 1, 5, D_HEAD).requires_grad_()
 
@@ -136,7 +137,8 @@ def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None
     rotated_y, other_y = y.chunk(2, -1)
     factor = 0.1 * math.log(4) + 1
     expected_norms = factor * rotated_x.norm(dim=-1)
-    torch.testing.assert_close(rotated_y.norm(dim=-1), expected_norms, rtol=1e-12, atol=0)
+    norms = rotated_y.norm(dim=-1)
+    torch.testing.assert_close(norms, expected_norms, rtol=1e-12, atol=0)
     torch.testing.assert_close(other_y, other_x, rtol=1e-12, atol=0)
     assert torch.autograd.gradcheck(lambda x: turned(positions, x), x)
 
@@ -155,11 +157,13 @@ def test_tables_are_exact_at_position_60_000(positions, dtype, tolerance) -> Non
 
     cos, sin = positions.tables(64, 60_001, like)
 
-    assert cos.dtype == sin.dtype == dtype
-    for number, frequency in enumerate(frequencies.tolist()):
-        angle = 60_000 * frequency
-        assert cos[60_000, number].item() == pytest.approx(math.cos(angle), abs=tolerance)
-        assert sin[60_000, number].item() == pytest.approx(math.sin(angle), abs=tolerance)
+    assert cos.dtype == dtype
+    assert sin.dtype == dtype
+    angles = [60_000 * frequency for frequency in frequencies.tolist()]
+    expected_cos = [math.cos(angle) for angle in angles]
+    expected_sin = [math.sin(angle) for angle in angles]
+    assert cos[60_000].tolist() == pytest.approx(expected_cos, abs=tolerance, rel=0)
+    assert sin[60_000].tolist() == pytest.approx(expected_sin, abs=tolerance, rel=0)
 
 
 def test_half_precision_is_rotated_with_float32_tables() -> None:
