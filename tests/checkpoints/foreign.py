@@ -73,7 +73,7 @@ def trained(folder: Path, architecture: str, *options: str, document_token_at: s
 
 
 def refused(path: object, **settings: Any) -> str:
-    """The message, one sentence, of the error when the path is loaded."""
+    """The message of the error when the path is loaded. It is a single sentence."""
     with pytest.raises(UserError, match=r"^[^\n]+$") as error:
         load_checkpoint(str(path), **settings)
     return str(error.value)

@@ -24,7 +24,7 @@ EMBEDDING = "state_dict.model.embedding.weight"
 
 
 def assert_refused(path: Path, reason: str = "") -> None:
-    """Loading and `--initial_weights` refuse the path in one sentence, and run no code."""
+    """Loading and `--initial_weights` refuse the path in a sentence, and run no code."""
     message = rf"^[^\n]*cannot be read as a checkpoint[^\n]*{reason}[^\n]*$"
     with pytest.raises(UserError, match=message):
         load_checkpoint(str(path))
@@ -36,6 +36,14 @@ def assert_refused(path: Path, reason: str = "") -> None:
 @pytest.fixture
 def content(trained_run: Path) -> dict[str, Any]:
     return content_of(trained_run)
+
+
+@pytest.fixture
+def shard(content: dict[str, Any], tmp_path: Path) -> Path:
+    """The only shard of a checkpoint."""
+    folder = write_shard(content, tmp_path / "shards")
+    (file,) = folder.glob("*.safetensors")
+    return file
 
 
 def test_a_single_file_is_not_unpickled(tmp_path: Path) -> None:
@@ -65,16 +73,29 @@ def test_shards_have_the_same_content_as_one_file(content, tmp_path: Path) -> No
     assert str(loaded["optimizer_states"]) == str(content["optimizer_states"])
 
 
+def write_pickled_format(folder: Path) -> None:
+    """Write the files of torch's pickled format, which would run code."""
+    hostile = RunsCode(folder.with_name("trace"))
+    for name in (".metadata", "__0.metadata", "__0_0.distcp"):
+        (folder / name).write_bytes(pickle.dumps(hostile))
+
+
 def test_torch_s_pickled_format_beside_the_shards_is_not_read(content, tmp_path: Path) -> None:
     folder = write_shard(content, tmp_path / "a")
-    hostile = pickle.dumps(RunsCode(tmp_path / "trace"))
-    for name in (".metadata", "__0.metadata", "__0_0.distcp"):
-        (folder / name).write_bytes(hostile)
+    write_pickled_format(folder)
 
-    assert read_checkpoint(folder).keys() == content.keys()
+    loaded = read_checkpoint(folder)
 
+    assert loaded.keys() == content.keys()
+    assert not (tmp_path / "trace").exists(), "foreign code has run"
+
+
+def test_torch_s_pickled_format_without_shards_is_refused(content, tmp_path: Path) -> None:
+    folder = write_shard(content, tmp_path / "a")
+    write_pickled_format(folder)
     for file in folder.glob("*.safetensors"):
         file.unlink()
+
     assert_refused(write_checksums(folder), "has no .safetensors file")
 
 
@@ -133,22 +154,19 @@ def remove_tensor(file: Path) -> None:
     ],
 )
 def test_a_damaged_shard_is_refused(
-    content, damage: Callable[[Path], None], reason: str, tmp_path: Path
+    shard: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    folder = write_shard(content, tmp_path / "shards")
-    (file,) = folder.glob("*.safetensors")
+    damage(shard)
 
-    damage(file)
-
-    assert_refused(write_checksums(folder), reason)
+    folder = write_checksums(shard.parent)
+    assert_refused(folder, reason)
 
 
-def test_weights_of_whole_numbers_are_refused(content, tmp_path: Path) -> None:
-    folder = write_shard(content, tmp_path / "shards")
-    (file,) = folder.glob("*.safetensors")
-    whole_numbers = load_file(file)[EMBEDDING].to(torch.int8)
+def test_weights_of_whole_numbers_are_refused(shard: Path) -> None:
+    whole_numbers = load_file(shard)[EMBEDDING].to(torch.int8)
+    rewrite(shard, **{EMBEDDING: whole_numbers})
+    folder = write_checksums(shard.parent)
 
-    rewrite(file, **{EMBEDDING: whole_numbers})
+    message = refused(folder)
 
-    message = refused(write_checksums(folder))
     assert "has torch.int8 for the weights model.embedding.weight" in message

@@ -31,7 +31,8 @@ def test_the_saved_model_of_a_run_is_rebuilt(tmp_path: Path, data: Path) -> None
     assert type(model) is AnGPT
     assert not model.model.document_masking
     assert not model.training
-    assert not any(weight.requires_grad for weight in model.parameters())
+    for weight in model.parameters():
+        assert not weight.requires_grad
 
 
 def test_a_checkpoint_knows_its_run_and_its_data(tmp_path: Path, data: Path) -> None:
@@ -47,7 +48,9 @@ def test_a_checkpoint_knows_its_run_and_its_data(tmp_path: Path, data: Path) -> 
     assert record["architecture"] == "AnGPT"
     assert record["seed"] == 1
     shards = load_validation_data(checkpoint)
-    assert (shards.path, shards.batch_size, shards.context_length) == (str(data), 4, LENGTH)
+    assert shards.path == str(data)
+    assert shards.batch_size == 4
+    assert shards.context_length == LENGTH
 
 
 def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
@@ -114,6 +117,12 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
     assert "a.ckpt cannot be read as a checkpoint (a.ckpt is empty, cut short" in refused(file)
 
 
+def small_content(folder: Path) -> dict[str, Any]:
+    """The content of a small model's checkpoint."""
+    file = save(small(GPT), folder / "a.ckpt")
+    return torch.load(file, weights_only=True)
+
+
 @pytest.mark.parametrize(
     ("entry", "value", "message"),
     [
@@ -123,7 +132,7 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_entry_is_refused(tmp_path: Path, entry: str, value: Any, message: str) -> None:
-    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    content = small_content(tmp_path)
     content[entry] = value
 
     assert message in refused_content(content, tmp_path)
@@ -139,7 +148,7 @@ def test_a_foreign_entry_is_refused(tmp_path: Path, entry: str, value: Any, mess
 def test_a_foreign_entry_of_the_record_is_refused(
     tmp_path: Path, entry: str, value: Any, message: str
 ) -> None:
-    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    content = small_content(tmp_path)
     content["anlit"][entry] = value
 
     assert message in refused_content(content, tmp_path)
@@ -153,15 +162,17 @@ def test_a_foreign_entry_of_the_record_is_refused(
     ],
 )
 def test_a_missing_weight_is_refused(tmp_path: Path, weight: str, message: str) -> None:
-    content = torch.load(save(small(GPT), tmp_path / "a.ckpt"), weights_only=True)
+    content = small_content(tmp_path)
     del content["state_dict"][weight]
 
     assert message in refused_content(content, tmp_path)
 
 
 def refused_content(content: dict[str, Any], folder: Path) -> str:
-    torch.save(content, folder / "changed.ckpt")
-    return refused(folder / "changed.ckpt")
+    """The message of the error when a file with this content is loaded."""
+    file = folder / "changed.ckpt"
+    torch.save(content, file)
+    return refused(file)
 
 
 def test_a_checkpoint_outside_of_a_run_has_no_data(tmp_path: Path) -> None:
@@ -192,8 +203,11 @@ def test_data_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 def test_settings_of_a_larger_model_than_the_weights_are_refused(
     form: str, setting: str, trained_run: Path, tmp_path: Path
 ) -> None:
-    path = FORMS[form](trained_run, tmp_path, {setting: 10**9})
+    write = FORMS[form]
+    path = write(trained_run, tmp_path, {setting: 10**9})
+
     message = refused(path, device="cpu")
+
     assert f"settings have {setting}=1000000000, but its weights have {setting}=" in message
 
 
@@ -201,9 +215,10 @@ def test_weights_that_are_views_of_a_small_tensor_are_refused(
     trained_run: Path, tmp_path: Path
 ) -> None:
     content = content_of(trained_run, {"vocab_size": 10**9, "d_model": 10**6})
-    content["state_dict"]["model.embedding.weight"] = torch.zeros(1).expand(10**9, 10**6)
-    torch.save(content, tmp_path / "a.ckpt")
-    assert "bytes of weights and holds" in refused(tmp_path / "a.ckpt")
+    view = torch.zeros(1).expand(10**9, 10**6)
+    content["state_dict"]["model.embedding.weight"] = view
+
+    assert "bytes of weights and holds" in refused_content(content, tmp_path)
 
 
 def spoil_checkpoint(run: Path, folder: Path) -> Path:

@@ -7,13 +7,17 @@ import pytest
 from anlit.config.batch_ramp import Ramp, configured_ramp
 from anlit.errors import UserError
 
-RAMPS = [
-    Ramp({0: 3}),
-    Ramp({0: 1, 2: 2, 5: 4}),
-    Ramp({5: 4, 0: 1, 2: 2}),
-    Ramp({0: 2, 1: 3, 100: 7}),
-    Ramp({0: 4, 3: 1}),
-]
+RAMPS = {
+    "equal": Ramp({0: 3}),
+    "growing": Ramp({0: 1, 2: 2, 5: 4}),
+    "in another order": Ramp({5: 4, 0: 1, 2: 2}),
+    "late": Ramp({0: 2, 1: 3, 100: 7}),
+    "falling": Ramp({0: 4, 3: 1}),
+}
+each_ramp = pytest.mark.parametrize("ramp", RAMPS.values(), ids=RAMPS.keys())
+
+
+GUARD = {"class_path": "anlit.training.callbacks.LossGuard"}
 
 
 def sizes(ramp: Ramp, n_steps: int) -> list[int]:
@@ -26,7 +30,7 @@ def sizes(ramp: Ramp, n_steps: int) -> list[int]:
     return result
 
 
-@pytest.mark.parametrize("ramp", RAMPS)
+@each_ramp
 @pytest.mark.parametrize("n_steps", [0, 1, 2, 5, 6, 99, 120])
 def test_totals_are_sums_of_steps(ramp: Ramp, n_steps: int) -> None:
     expected = sizes(ramp, n_steps)
@@ -37,7 +41,7 @@ def test_totals_are_sums_of_steps(ramp: Ramp, n_steps: int) -> None:
     assert ramp.total(n_steps) == sum(expected)
 
 
-@pytest.mark.parametrize("ramp", RAMPS)
+@each_ramp
 @pytest.mark.parametrize("n_micro_batches", [0, 1, 2, 7, 8, 9, 400])
 def test_a_budget_is_the_whole_steps_that_it_allows(ramp: Ramp, n_micro_batches: int) -> None:
     n_steps = ramp.steps_within(n_micro_batches)
@@ -58,10 +62,11 @@ def test_equal_steps_are_their_own_measure() -> None:
 def test_the_measure_is_the_share_of_the_tokens() -> None:
     ramp = Ramp({0: 1, 2: 2, 5: 4})
 
-    n_before_step = (0, 1, 2, 4, 6, 8, 12)
-    for step, n_before in enumerate(n_before_step):
-        share = ramp.even_step(step, 7) / 6
-        assert share == pytest.approx(n_before / 12)
+    shares = [ramp.even_step(step, 7) / 6 for step in range(7)]
+
+    n_before_step = [0, 1, 2, 4, 6, 8, 12]
+    expected = [n_before / 12 for n_before in n_before_step]
+    assert shares == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("schedule", [{0: 2, 9: 4}, {"0": 2, "9": 4}])
@@ -71,17 +76,15 @@ def test_a_configuration_has_the_ramp_of_its_callback(schedule: dict) -> None:
         "class_path": "anlit.training.callbacks.BatchRamp",
         "init_args": {"schedule": schedule},
     }
-    guard = {"class_path": "anlit.training.callbacks.LossGuard"}
 
-    for callbacks in (ramp, [guard, ramp]):
+    for callbacks in (ramp, [GUARD, ramp]):
         trainer = {"accumulate_grad_batches": 4, "callbacks": callbacks}
         configured = configured_ramp(trainer)
         assert configured.schedule == {0: 2, 9: 4}
 
 
 def test_a_configuration_without_a_ramp_has_equal_steps() -> None:
-    guard = {"class_path": "anlit.training.callbacks.LossGuard"}
-    trainer = {"accumulate_grad_batches": 4, "callbacks": [guard]}
+    trainer = {"accumulate_grad_batches": 4, "callbacks": [GUARD]}
 
     configured = configured_ramp(trainer)
 

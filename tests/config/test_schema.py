@@ -1,4 +1,4 @@
-"""Every setting of a run has a row in the schema, and every row is a setting of a run."""
+"""Every setting of a run has a row in the schema. Every row is a setting of a run."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,7 +147,7 @@ def test_what_a_loss_is_measured_on_may_not_change_within_a_run() -> None:
 
 @pytest.mark.parametrize("name", public_classes("anlit.training.callbacks"))
 def test_a_callback_says_whether_it_changes_learning(name: str) -> None:
-    """Reports read from the source what the class says."""
+    """Reports read from the source the values of the class."""
     kind = public_classes("anlit.training.callbacks")[name]
 
     assert isinstance(vars(kind).get("changes_learning"), bool)

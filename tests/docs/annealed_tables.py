@@ -22,7 +22,7 @@ ARMS_WITH_BASELINE = [title for title in ARMS if title != BASELINE]
 LENGTHS = (500, 1000, 2000, 4000)
 """Steps."""
 DECAY = 0.2
-"""The share of an annealed run's steps in which its rate falls."""
+"""The share of steps with a falling rate in an annealed run."""
 RATES = (0.002, 0.004, 0.008, 0.016, 0.032)
 TITLE = "Annealed runs by length"
 RATES_TITLE = "Rates with an annealed schedule"
@@ -119,8 +119,9 @@ def figures_of_the_text() -> Iterator[str]:
     longest = LENGTHS[-1]
     yield f"anGPT is behind by {minus_baseline('anGPT', longest)} at 42"
     yield f"GPT+ needs {annealed_speed_up_in_words('anGPT', longest)} times anGPT's tokens"
-    with_both = "anGPT, gain, unit norm of each head's average"
-    lead = mean_difference(losses(BASELINE, LENGTHS[0]), losses(with_both, LENGTHS[0]), FORM)
+    shortest = LENGTHS[0]
+    with_both = losses("anGPT, gain, unit norm of each head's average", shortest)
+    lead = mean_difference(losses(BASELINE, shortest), with_both, FORM)
     yield f"anGPT with gain and norm leads by {lead}"
     spreads = []
     for arm in ARMS:

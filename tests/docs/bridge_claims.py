@@ -111,7 +111,7 @@ def is_angpt(run_name: str) -> bool:
 
 
 def later_and_lower() -> str:
-    """Compare the earliest anGPT with the two GPT+ that reach 3.0 after it, all on one seed."""
+    """Compare the earliest anGPT with the two GPT+ of its seed that reach 3.0 after it."""
     curves = tuning_curves()
     onsets: dict[str, float] = {}
     for name, curve in curves.items():

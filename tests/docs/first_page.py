@@ -126,7 +126,7 @@ def draw() -> Figure:
 
 
 def draw_row(axes: Any, row: float, comparison: Comparison) -> None:
-    """A label at the left of the axis, a point with its interval, and the numbers at the right."""
+    """A label left of the axis, a point with its interval, and the numbers at the right."""
     architecture = comparison.arm.partition(",")[0]
     colour, marker = figure.ARCHITECTURES[architecture]
     if "scale-invariant" in comparison.arm:

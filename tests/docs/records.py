@@ -39,7 +39,7 @@ def column(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 
 def by_key(rows: Sequence[dict[str, Any]], key: str) -> dict[Any, dict[str, Any]]:
-    """Return the rows by one of their entries."""
+    """Return the rows by the value of an entry."""
     return dict(zip(column(rows, key), rows, strict=True))
 
 
@@ -83,7 +83,8 @@ class Study:
     def losses(self, arm: str, seeds: Sequence[int] | None = None) -> dict[int, float]:
         """Return the final loss by seed, by default of all seeds."""
         curves = self.curves[arm]
-        return {seed: float(curves[seed].loss[-1]) for seed in seeds or sorted(curves)}
+        wanted_seeds = seeds or sorted(curves)
+        return {seed: float(curves[seed].loss[-1]) for seed in wanted_seeds}
 
     def seeds(self, arm: str) -> list[str]:
         """Return the final loss of each seed as text."""
@@ -104,13 +105,17 @@ class Study:
 
     def test(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> Test:
         """Return the test of the arm's final losses minus the baseline's."""
-        test = difference(self.losses(arm, seeds), self.losses(baseline, seeds))
+        losses = self.losses(arm, seeds)
+        baseline_losses = self.losses(baseline, seeds)
+        test = difference(losses, baseline_losses)
         assert test is not None
         return test
 
     def minus(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> str:
         """`−0.088 (−0.122 … −0.053)`, of the final losses."""
-        return mean_difference(self.losses(arm, seeds), self.losses(baseline, seeds), FORM)
+        losses = self.losses(arm, seeds)
+        baseline_losses = self.losses(baseline, seeds)
+        return mean_difference(losses, baseline_losses, FORM)
 
     def lower(self, arm: str, baseline: str, seeds: Sequence[int] | None = None) -> str:
         """`0.088 (0.053 … 0.122)`: the baseline's final losses minus the arm's."""
@@ -165,17 +170,18 @@ class Lengths:
         record = read_record(f"{folder}/lengths.json")
         self.losses: dict[tuple[str, bool], dict[int, list[float]]] = {}
         for checkpoint, points in zip(record["checkpoints"], record["measurements"], strict=True):
-            arm = arm_of_run(Path(checkpoint["file"]).parts[-3])
+            run = Path(checkpoint["file"]).parts[-3]
+            arm = arm_of_run(run)
             for point in points:
                 by_length = self.losses.setdefault((arm, point["masking"]), {})
                 by_length.setdefault(point["length"], []).append(point["total"]["loss"])
 
     def row(self, arm: str, masking: bool = True) -> list[str]:
         """Return the loss at the training length, and the added loss at each longer length."""
-        training_losses, *longer = self.losses[arm, masking].values()
+        training_losses, *longer = map(np.array, self.losses[arm, masking].values())
         cells = [summary(training_losses)]
         for losses in longer:
-            cells.append(summary(np.array(losses) - np.array(training_losses)))
+            cells.append(summary(losses - training_losses))
         return cells
 
     def absolute(self, arm: str) -> list[str]:

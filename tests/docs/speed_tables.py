@@ -223,7 +223,7 @@ def step_in_bfloat16() -> Rows:
 
 
 def step_time(dtype: str, turn: int, label: str) -> str:
-    """Return the median milliseconds of a step in one of two measurements."""
+    """Return the median milliseconds of a step in a measurement."""
     group = read_record(f"step_cpu/bfloat16/{dtype}-{turn}.json")["groups"][0]
     row = by_key(group["rows"], "label")[label]
     return milliseconds(row["seconds"]["train"])

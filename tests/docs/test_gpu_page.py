@@ -35,9 +35,14 @@ def share_of_peak(row: dict[str, Any], record: dict[str, Any]) -> float:
     return rate / record["peak_flops_per_second"]
 
 
+def percent(share: float) -> str:
+    """`51 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def step_cells(row: dict[str, Any], record: dict[str, Any]) -> str:
     """`182.3 | 51 %`."""
-    share = f"{share_of_peak(row, record):.0%}".replace("%", " %")
+    share = percent(share_of_peak(row, record))
     return f"{median_ms(row, 'train'):.1f} | {share}"
 
 
@@ -58,12 +63,15 @@ def test_the_clock_under_angpt_follows_from_its_record() -> None:
     angpt = rows[STEP_NAMES["anGPT"]]
     clock = angpt["clocks"]["mhz"] / gpt["clocks"]["mhz"]
     time = median_ms(angpt, "train") / median_ms(gpt, "train")
+    less_time = percent(1 - time)
+    higher_clock = percent(clock - 1)
+    more_cycles = percent(time * clock - 1)
 
     page = " ".join(PAGE.split())
-    assert f"{1 - time:.0%} less time than GPT+, at an {clock - 1:.0%} h".replace("%", " %") in page
-    assert f"its step has {time * clock - 1:.0%} more cycles".replace("%", " %") in page
     readme = " ".join(Path("README.md").read_text().split())
-    assert f"anGPT's clock was {clock - 1:.0%} higher".replace("%", " %") in readme
+    assert f"{less_time} less time than GPT+, at an {higher_clock} h" in page
+    assert f"its step has {more_cycles} more cycles" in page
+    assert f"anGPT's clock was {higher_clock} higher" in readme
 
 
 @pytest.mark.parametrize("model", STEP_NAMES)
@@ -84,10 +92,12 @@ def test_attention_follows_from_its_records() -> None:
         rows_of(long, "D 128, T 16384, dense"),
         rows_of(long, "D 128, T 16384, documents"),
     ]
-    assert len(columns[0]) == 7
-    for label in columns[0]:
+    labels = columns[0].keys()
+    assert len(labels) == 7
+    for label in labels:
         times = [f"{median_ms(column[label], 'both'):.2f}" for column in columns]
-        assert f"| {label} | {' | '.join(times)} |" in PAGE.splitlines()
+        expected = f"| {label} | {' | '.join(times)} |"
+        assert expected in PAGE.splitlines()
     for column in columns:
         for row in column.values():
             assert max(row["error"].values()) < 6.5e-3

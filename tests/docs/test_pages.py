@@ -31,27 +31,40 @@ _CONFIGURATION = re.compile(
 )
 
 
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def links_of(page: Path) -> list[str]:
+    """Return the targets of a page's links and pictures."""
+    return _LINK.findall(text_of(page))
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub makes from a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    names = set()
+    for heading in re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        names.add(words.replace(" ", "-"))
+    return names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    for link in _LINK.findall(page.read_text(encoding="utf-8")):
+    for link in links_of(page):
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{name(page)} links to {link}"
         assert target.is_relative_to(ROOT), f"{name(page)} links out of the repository: {link}"
-        assert not anchor or anchor in anchors(target), f"{name(page)} links to the heading {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name(page)} links to the heading {link}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_named_path_exists(page: Path) -> None:
-    for code in _CODE.findall(page.read_text(encoding="utf-8")):
+    for code in _CODE.findall(text_of(page)):
         if _PATH.fullmatch(code):
             assert (ROOT / code).exists(), f"{name(page)} names {code}"
         if _CONFIGURATION.fullmatch(code):
@@ -63,8 +76,8 @@ def test_contributing_names_what_the_code_has() -> None:
     words = set()
     for folder in ("anlit", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
-            words.update(re.findall(r"\w+", file.read_text(encoding="utf-8")))
-    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+            words.update(re.findall(r"\w+", text_of(file)))
+    page = text_of(ROOT / "docs" / "contributing.md")
 
     names = re.findall(r"`(?:\w+\.)*([A-Za-z_]+)`", page)
 
@@ -73,7 +86,8 @@ def test_contributing_names_what_the_code_has() -> None:
 
 
 def test_readme_fits_on_one_page() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "README.md")
+
     assert len(text.splitlines()) <= 180
     assert len(text.split()) <= 1250
 
@@ -82,16 +96,19 @@ def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
     """Reports beside them keep their numbers only."""
     shown = set()
     for page in PAGES:
-        shown |= {page.parent / link for link in _LINK.findall(page.read_text(encoding="utf-8"))}
+        shown |= {page.parent / link for link in links_of(page)}
 
-    assert set((ROOT / "docs" / "results").rglob("*.png")) <= shown
+    pictures = set((ROOT / "docs" / "results").rglob("*.png"))
+    assert pictures <= shown
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
     reached = [ROOT / "README.md"]
     for page in reached:
-        links = _LINK.findall(page.read_text(encoding="utf-8"))
-        targets = {(page.parent / link.partition("#")[0]).resolve() for link in links}
+        targets = set()
+        for link in links_of(page):
+            path, _, _ = link.partition("#")
+            targets.add((page.parent / path).resolve())
         for target in targets.difference(reached):
             if target.suffix == ".md" and target.is_file():
                 reached.append(target)

@@ -17,7 +17,7 @@ def cells(row: str) -> list[str]:
 @pytest.mark.parametrize("row", ["| GPT | 0.25B | 247M | 1 | 1gpu | 32 | 68.6 | 0.21 |"])
 def test_a_row_follows_from_its_estimate(row: str) -> None:
     assert row in ROWS
-    architecture, size, _, gpus, _, batch_size, *_ = cells(row)
+    architecture, size, _, gpus, _, batch_size, _, _ = cells(row)
     model = make_model(architecture, size)
 
     result = estimate_run(model, size, int(gpus), int(batch_size))
@@ -30,4 +30,5 @@ def test_a_row_follows_from_its_estimate(row: str) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_no_larger_micro_batch_fits(row: str) -> None:
     architecture, size, _, gpus, *_ = cells(row)
+
     assert largest_row(architecture, size, int(gpus)) == row

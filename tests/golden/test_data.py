@@ -37,9 +37,8 @@ def write_texts(folder: Path) -> None:
 
 
 def write_slimpajama(folder: Path) -> None:
-    layouts.slimpajama(
-        folder, {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}, n_files=3
-    )
+    texts_by_split = {"train": TEXTS[:40], "validation": TEXTS[40:50], "test": TEXTS[50:]}
+    layouts.slimpajama(folder, texts_by_split, n_files=3)
 
 
 BPE = ["--tokenizer", "bpe", "--vocab_size", "400"]
@@ -47,8 +46,7 @@ CORPORA: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "zstd": (write_slimpajama, ["SlimPajama"]),
     "trained": (write_texts, ["TextFiles", "--val_fraction", "0.2", "--on_bad", "skip", *BPE]),
 }
-"""With subsets, and with a tokenizer that is trained; tests/data reads all formats against their
-texts."""
+"""A corpus with subsets, and a corpus with a trained tokenizer. tests/data has all formats."""
 
 WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
 CHUNK_TOKENS = {
@@ -96,28 +94,32 @@ def prepared(corpus: str, folder: Path) -> dict[str, Any]:
     source = folder / "hub"
     out = folder / "out"
     write_corpus(source)
+    command = ["prepare", *arguments, "--source", str(source), "--output", str(out)]
     if "--tokenizer" not in arguments:
-        arguments = [*arguments, "--tokenizer", str(train_tokenizer(folder / "tokenizer.json"))]
+        tokenizer = train_tokenizer(folder / "tokenizer.json")
+        command += ["--tokenizer", str(tokenizer)]
 
-    assert main(["prepare", *arguments, "--source", str(source), "--output", str(out)]) == 0
+    assert main(command) == 0
 
     manifest = json.loads((out / "manifest.json").read_bytes())
     record: dict[str, Any] = {key: manifest[key] for key in RECORDED_KEYS}
     record["streams"] = {}
     for path in sorted(out.rglob("index.json")):
         stream = path.parent.relative_to(out).as_posix()
-        record["streams"][stream] = sha256(read_stream(out, stream).tobytes())
+        tokens = read_stream(out, stream)
+        record["streams"][stream] = sha256(tokens.tobytes())
     return record
 
 
 def hash_of_draws(order: str) -> str:
-    """Hash of 60,000 draws from three positions, with one position in a later pass and period."""
+    """Hash of 60,000 draws from three positions. The last is in a later pass and period."""
     weights, shuffle = ORDERS[order]
     training = training_order(CHUNK_TOKENS, 16, weights, shuffle, seed=5)
     arrays: list[np.ndarray] = []
     for first in (0, 12_345, 1_000_003):
         arrays += training.draw(first, 20_000)
-    return sha256(np.concatenate(arrays).astype("<i8").tobytes())
+    draws = np.concatenate(arrays).astype("<i8")
+    return sha256(draws.tobytes())
 
 
 STREAM_TOKENS = {

@@ -1,8 +1,8 @@
 """All losses of 20 training steps of the three architectures, against stored numbers.
 
-In float64 to 1e-10, in float32 to 2e-5, on all processors with AVX2 or AVX512. Initial weights are
-drawn in float32. Other processors round them differently: there to 1e-4. Only if an issue says that
-numbers change may they be written anew:
+Tolerances are 1e-10 in float64 and 2e-5 in float32, on all processors with AVX2 or AVX512. Initial
+weights are drawn in float32. Other processors round them differently: there the tolerance is 1e-4.
+Only if an issue says that numbers change may they be written anew:
 
     python -m tests.golden.test_losses
 """
@@ -71,10 +71,10 @@ KERNELS_OF_ANGPT = {
     "dense": ("blockwise",),
     "dense alibi": ("sdpa",),
 }
-"""For anGPT in float64 alone, on sequences of more than one block of blockwise."""
+"""Cases of anGPT in float64 alone, on sequences of several blocks of blockwise."""
 
 TOLERANCES = {"64-true": 1e-10, "32-true": 2e-5}
-"""Of each loss. Between processors and sets of instructions the largest errors are 6e-15 and
+"""The bounds of each loss's error. Processors and sets of instructions differ by up to 6e-15 and
 2e-6."""
 
 

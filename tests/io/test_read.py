@@ -1,4 +1,4 @@
-"""Damaged and foreign files of run folders: every command names the file in one sentence."""
+"""Damaged and foreign files of run folders: every command names the file in a sentence."""
 
 import json
 import os

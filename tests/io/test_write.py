@@ -1,4 +1,4 @@
-"""Files are replaced in one step, and numbers survive as JSON."""
+"""Files are replaced whole, and numbers survive as JSON."""
 
 import json
 from contextlib import suppress
@@ -42,15 +42,17 @@ def test_numbers_can_be_rounded_to_significant_digits() -> None:
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    file = tmp_path / "file"
+    file.write_text("")
 
     with pytest.raises(UserError, match=r"--output .*file/sub cannot be made \(Not a directory\)"):
-        output_folder(str(tmp_path / "file" / "sub"))
+        output_folder(str(file / "sub"))
 
 
 def test_an_output_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    message = r"--output .* cannot be written \(Is a directory\)"
+    folder = tmp_path / "folder"
+    folder.mkdir()
 
+    message = r"--output .* cannot be written \(Is a directory\)"
     with pytest.raises(UserError, match=message), writing(tmp_path):
-        write_text(tmp_path / "folder", "")
+        write_text(folder, "")
