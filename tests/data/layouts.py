@@ -94,7 +94,7 @@ def _mixture(rng: random.Random, size: int) -> str:
 
 
 def cut(items: Sequence, n_runs: int) -> list[list]:
-    """Cut a sequence into runs of nearly equal length: what each file of a layout gets."""
+    """Cut a sequence into runs of nearly equal length, a run for each file of a layout."""
     bounds = [len(items) * number // n_runs for number in range(n_runs + 1)]
     return [list(items[start:stop]) for start, stop in itertools.pairwise(bounds)]
 

@@ -20,7 +20,7 @@ class CrashError(Exception): ...
 
 
 class Recorder(L.LightningModule):
-    """A model with one weight that records the data it gets on this device.
+    """A model with a single weight that records the data it gets on this device.
 
     Attributes:
         seen: the sequences of each training batch.

@@ -104,7 +104,7 @@ def seal(folder: Path, manifest: dict[str, Any]) -> None:
 def random_tokens(
     n: int, seed: int, vocabulary: int = VOCABULARY, dtype: type = np.uint16
 ) -> np.ndarray:
-    """Return random tokens; about one in 60 ends a document."""
+    """Return random tokens; a sixtieth of them ends documents."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(1, vocabulary, n).astype(dtype)
     tokens[rng.random(n) < 1 / 60] = END

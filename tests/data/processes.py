@@ -14,7 +14,7 @@ import torch
 
 Process = multiprocessing.process.BaseProcess
 PATIENCE_S = 590.0
-"""Seconds in which a slow machine does what a test waits for."""
+"""Seconds that a test waits for a slow machine."""
 
 
 def start(work: Callable[[], Any], output: Path | None = None, trains: bool = False) -> Process:

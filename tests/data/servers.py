@@ -1,4 +1,4 @@
-"""Two small file servers on this machine that can be told to fail: like S3 and like the hub."""
+"""Two small file servers on this machine, like S3 and like the hub. Tests make them fail."""
 
 import hashlib
 import json

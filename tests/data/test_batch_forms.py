@@ -1,4 +1,4 @@
-"""Batches that other DataModules deliver, and what a `Batch` of them has."""
+"""Batches that other DataModules deliver, and the `Batch` that is made of them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +118,7 @@ def test_rows_of_one_document_are_attended_to_like_a_batch_of_documents() -> Non
 
 
 class Mine:
-    """A user's data, of which only the attributes matter."""
+    """A user's data. Only its attributes matter."""
 
     vocab_size = 10
 

@@ -1,4 +1,4 @@
-"""Damaged or foreign prepared folders: one sentence for each, and no name in them leads outside."""
+"""Damaged or foreign prepared folders are refused in a sentence. No name in them leads outside."""
 
 import os
 from collections.abc import Callable

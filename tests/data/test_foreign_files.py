@@ -83,7 +83,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
     ("a.tar", tar_archive(LINES), TAR),
     ("a.tar.gz", gzip.compress(tar_archive(LINES)), TAR),
 ]
-"""A file's name and content, and what the error says."""
+"""A file's name and content, and the words of the error."""
 
 
 @pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)

@@ -77,7 +77,7 @@ def test_validation_counts_every_token_but_the_first_once(
 def test_validation_loss_on_two_devices_equals_the_loss_on_one(
     prepared: str, batch_size: int
 ) -> None:
-    """With batches of 79 the second device has nothing to evaluate."""
+    """The second device has nothing to evaluate in batches of 79."""
     loss = validation_loss(prepared)
 
     losses = on_two_devices(

@@ -28,7 +28,7 @@ Folders = tuple[dict[str, str], dict[str, np.ndarray]]
 CHUNK_BLOCKS = np.array([30, 0, 41, 17, 30, 25, 8, 33])
 N_BLOCKS = int(CHUNK_BLOCKS.sum())
 N_CORPUS_BLOCKS = 498
-"""In the training splits of the subsets."""
+"""Blocks in the training splits of the subsets."""
 each_window = pytest.mark.parametrize("window", [1, 20, 60, 1000])
 shuffled_or_not = pytest.mark.parametrize("shuffle", [True, False])
 

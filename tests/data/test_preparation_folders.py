@@ -256,7 +256,7 @@ def test_a_folder_with_a_damaged_plan(damage: DamageFile, recipe: Recipe, out: P
 def test_links_are_not_followed(
     name: str, recipe: Recipe, finished: Path, tmp_path: Path, out: Path
 ) -> None:
-    """In a foreign folder with a link to the user's own files, which has to be mended."""
+    """A foreign folder that has to be mended may have a link to the user's own files."""
     target = tmp_path / "elsewhere"
     shutil.copytree(finished, out)
     (out / "manifest.json").unlink()

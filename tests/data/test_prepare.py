@@ -1,4 +1,4 @@
-"""From each corpus's files, in the hub's layout, to shards: nothing is lost, mixed or guessed."""
+"""Shards of each corpus's files, in the hub's layout: nothing is lost, mixed or guessed."""
 
 import gzip
 import os
@@ -63,7 +63,7 @@ def names_in(folder: Path) -> set[str]:
 def test_slimpajama_is_sorted_into_splits_and_subsets(
     tokenizer: str, source: Path, out: Path
 ) -> None:
-    """With unicode of all kinds, and a document of more than a megabyte."""
+    """Documents have unicode of all kinds; one has more than a megabyte."""
     texts = list(documents(70))
     texts_by_folder = {"train": texts[:50], "validation": texts[50:61], "test": texts[61:]}
     layouts.slimpajama(source, texts_by_folder, n_files=3)
@@ -368,7 +368,7 @@ def test_the_trained_tokenizer_has_seen_the_training_texts_only(
 def test_tokens_take_two_bytes_where_they_can_and_litdata_reads_them(
     source: Path, tmp_path: Path, out: Path, vocab_size: int, dtype: str
 ) -> None:
-    """With a tokenizer of bytes first, then words that no text has, the end of a document last."""
+    """The tokenizer has bytes first, then words that no text has, the end of a document last."""
     path = train_tokenizer(tmp_path / "tokenizer.json", 257)
     end = vocab_size - 1
     more_words = {f"<{number}>": number for number in range(256, end)}

@@ -39,8 +39,8 @@ def train(
 ) -> list[Rows]:
     """Train from the checkpoint `start`, named by its step, to STEPS; return the batches.
 
-    With `stop`, save a checkpoint `<folder>/<stop>.ckpt` and crash two batches later; return the
-    batches up to it.
+    `stop` saves a checkpoint `<folder>/<stop>.ckpt` and crashes two batches later. The result
+    is the batches up to the checkpoint.
     """
     callbacks: list[L.Callback] = []
     crash_after = -1
@@ -82,7 +82,7 @@ def unstopped(prepared: str) -> list[Rows]:
 def test_every_block_comes_once_before_any_comes_again(
     unstopped: list[Rows], streams: dict[str, np.ndarray]
 ) -> None:
-    """A pass ends in the middle of an epoch and of a batch, and nothing is left out there."""
+    """A pass ends in the middle of an epoch and of a batch. Nothing is left out there."""
     rows = list(chain.from_iterable(unstopped))
     blocks = [tuple(block) for block in all_blocks(streams["train"])]
     assert len(rows) == STEPS * BATCH == 2 * len(blocks) + 580

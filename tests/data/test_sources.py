@@ -140,7 +140,7 @@ def write_json_files(folder: Path) -> None:
 each_source = pytest.mark.parametrize(
     ("write_source", "name"), [(write_text_files, "1.txt"), (write_json_files, "1.jsonl")]
 )
-"""What writes a source, and one of its files."""
+"""The function that writes a source, and a file of it."""
 WriteSource = Callable[[Path], None]
 
 
@@ -239,7 +239,7 @@ def test_a_source_that_was_copied_is_compared_once_and_found_the_same(
 def test_sources_that_are_gone_or_a_copy_without_records(
     source: Path, tmp_path: Path, out: Path, capsys
 ) -> None:
-    """Files that are gone are not compared; missing records are said."""
+    """Files that are gone are not compared. A message names missing records."""
     write_text_files(source)
     data = TextFiles(str(source), str(out), vocab_size=260)
     data.prepare_data()

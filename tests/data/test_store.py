@@ -1,4 +1,4 @@
-"""Chunks that are read as one array, and errors if they differ from their index."""
+"""Chunks are read as a single array. Errors name chunks that differ from their index."""
 
 import contextlib
 import os

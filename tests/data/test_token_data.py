@@ -1,4 +1,4 @@
-"""`TokenData`: every item once in a pass, one order for any number of devices, a position."""
+"""`TokenData`: every item once in a pass, the same order for any number of devices, a position."""
 
 from collections import Counter
 from itertools import chain, islice, repeat
@@ -140,7 +140,7 @@ def test_without_shuffling_items_keep_their_order() -> None:
 @each_dataset
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_devices_share_the_order_of_one_device(dataset: type, ranks: int) -> None:
-    """A global batch of all devices has the rows of one device with the larger batch."""
+    """A global batch of all devices has the rows of a single device with the larger batch."""
     single = ready(train=dataset(), batch_size=2 * ranks)
     expected = first_tokens(first_batches(single, 20))
 
