@@ -1,6 +1,6 @@
 """Compiles kernels without a GPU, in a process of their own.
 
-In this process the interpreter may have replaced Triton's compiler.
+The interpreter may have replaced Triton's compiler in this process.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 SHARED = {80: 166_912, 90: 232_448}
-"""Bytes of shared memory that one program can have: of an A100 and of an H100."""
+"""Bytes of shared memory that a program can have on an A100 and on an H100."""
 
 
 def compile_kernels(tool: str, **options: Any) -> list[dict[str, Any]]:

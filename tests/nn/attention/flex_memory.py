@@ -99,7 +99,8 @@ def trace(form: str, width: int, dtype: torch.dtype = torch.bfloat16) -> dict[st
         shape = (N_ROWS, N_HEADS, LENGTH, width)
         qkv = [torch.empty(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
         ids = torch.empty(N_ROWS, LENGTH, dtype=torch.long) if is_packed else None
-        flex.attend(*qkv, mechanism, Documents(ids, LENGTH, torch.device("cpu")), 0.0)
+        documents = Documents(ids, LENGTH, torch.device("cpu"))
+        flex.attend(*qkv, mechanism, documents, 0.0)
     return graphs
 
 

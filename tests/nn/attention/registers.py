@@ -21,7 +21,7 @@ from anlit.reporting.text import echo
 N_HEADS = 12
 KERNELS = ("forward", "backward_queries", "backward_keys")
 FORMS = ("plain", "biases", "dense", "learned", "packed", "windowed")
-"""No tables; biases; gains and biases; the same with a learned bias, with documents, with documents
+"""No tables; biases; gains and biases. The last three add a learned bias, documents, or documents
 and a window."""
 PRECISIONS = {
     "bfloat16": (torch.bfloat16, "*bf16", "ieee"),
@@ -47,7 +47,7 @@ def compile_kernel(
     group: int = 1,
     precision: str = "bfloat16",
 ) -> Any:
-    """The compiled kernel, of `KERNELS`, in one of `FORMS` and `PRECISIONS`.
+    """The compiled kernel: a name of `KERNELS`, of `FORMS` and of `PRECISIONS`.
 
     `capability` is 80 or 90.
     """
@@ -55,16 +55,12 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(importlib.import_module(f"anlit.nn.kernels.triton.{kernel}"), kernel)
+    module = importlib.import_module(f"anlit.nn.kernels.triton.{kernel}")
+    function = getattr(module, kernel)
     padded = max(16, 1 << (width - 1).bit_length())
     dtype, pointer, products = PRECISIONS[precision]
-    blocks = getattr(blocks_for(padded, dtype, divmod(capability, 10)), kernel)
-    has_lines = form != "plain" and dtype in TOLERANCES
-    unused = ["tables"] if form == "plain" else []
-    unused += [] if has_lines else ["lines", "far_start"]
-    unused += [] if form == "learned" else ["tangents", "d_coefficient"]
-    unused += [] if form in ("packed", "windowed") else ["starts", "ends"]
-    unused += [] if form == "windowed" else ["window"]
+    blocks_of_kernels = blocks_for(padded, dtype, divmod(capability, 10))
+    blocks = getattr(blocks_of_kernels, kernel)
     constants: dict[str, Any] = {
         "n_heads": N_HEADS,
         "group": group,
@@ -75,7 +71,7 @@ def compile_kernel(
         "precision": products,
         "pairs": form not in ("plain", "biases"),
         "tangent_pairs": False,
-        **dict.fromkeys(unused),
+        **dict.fromkeys(unused_arguments(form, dtype)),
     }
     names = function.arg_names
     types = dict(TYPES)
@@ -94,6 +90,22 @@ def compile_kernel(
     source = ASTSource(function, signature, constants, aligned)
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def unused_arguments(form: str, dtype: torch.dtype) -> list[str]:
+    """The arguments that are None in a form."""
+    unused = []
+    if form == "plain":
+        unused += ["tables"]
+    if form == "plain" or dtype not in TOLERANCES:
+        unused += ["lines", "far_start"]
+    if form != "learned":
+        unused += ["tangents", "d_coefficient"]
+    if form not in ("packed", "windowed"):
+        unused += ["starts", "ends"]
+    if form != "windowed":
+        unused += ["window"]
+    return unused
 
 
 def resources(compiled: Any) -> dict[str, int]:
@@ -164,7 +176,8 @@ def main() -> None:
     options = parser.parse_args()
     chosen = (options.precision, options.capability, options.width, options.kernel, options.form)
     for precision, capability, width, kernel, form in itertools.product(*chosen):
-        taken = resources(compile_kernel(kernel, form, width, capability, options.group, precision))
+        compiled = compile_kernel(kernel, form, width, capability, options.group, precision)
+        taken = resources(compiled)
         numbers = "  ".join(f"{name} {value}" for name, value in taken.items())
         echo(f"sm_{capability}  {precision:8s}  D {width:3d}  {form:8s}  {kernel}: {numbers}")
 

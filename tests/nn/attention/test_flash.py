@@ -25,14 +25,14 @@ def by_document(
     """Causal attention of each sequence, (N, H, D), as PyTorch's documentation describes it."""
     assert cu_seqlens.dtype == torch.int32
     assert cu_seqlens.diff().max() <= longest
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    n_heads_per_key = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(n_heads_per_key, 1)
+    v = v.repeat_interleave(n_heads_per_key, 1)
     lengths = cu_seqlens.diff()
     begins = cu_seqlens[:-1].repeat_interleave(lengths)
     index = torch.arange(len(q))
     t = index[:, None] - index
-    left = longest if window[0] < 0 else window[0]
-    right = longest if window[1] < 0 else window[1]
+    left, right = [longest if size < 0 else size for size in window]
     is_outside = (t > left) | (t < -right)
     is_hidden = is_outside | (begins[:, None] != begins)
     scale = q.shape[-1] ** -0.5
@@ -93,7 +93,7 @@ def _varlen_backward(
 
 
 def example_batch() -> Batch:
-    """Two rows of 16 tokens, in which token 0 ends a document."""
+    """Two rows of 16 tokens; token 0 ends a document."""
     blocks = random_tokens(2, 17, vocab_size=4)
     return batch_from_blocks(blocks, end_of_document=0)
 
@@ -110,8 +110,7 @@ WITHOUT_PACKAGE = [name for name in FLASH if "alibi" not in name]
 @pytest.mark.parametrize("name", WITHOUT_PACKAGE)
 def test_pytorch_gets_arguments_for_what_eager_computes(name, kind, n_kv_heads) -> None:
     """ALiBi's slopes go to the package flash-attn, on a GPU alone: test_gpu.py."""
-    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(2, 16, 0)
-    mechanism = mechanism.double()
+    mechanism = copy.deepcopy(MECHANISMS[name]).for_layer(2, 16, 0).double()
     tensors = inputs(3, 2, LENGTH, 16, dtype=torch.float64, n_heads_kv=n_kv_heads)
     documents = packed(3, LENGTH, kind)
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
 
 STACK = 2_000
-"""Spilled bytes of a thread. With one stage and PyTorch's own tiles a kernel spills 6,280."""
+"""Spilled bytes of a thread. A kernel with a single stage and PyTorch's own tiles spills 6,280."""
 
 capabilities = pytest.mark.parametrize("capability", SHARED)
 
@@ -20,7 +20,7 @@ capabilities = pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize("form", ["fixed", "documents"])
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_scale_invariant_attention_fits(width, form, capability) -> None:
-    """Without the options of `flex.table_options` it takes 376,832 bytes at D 64, as on an H200."""
+    """PyTorch's own options take 376,832 bytes at D 64, as on an H200."""
     for kernel in compiled(form, width):
         if kernel["capability"] == capability:
             assert 0 < kernel["shared"] <= SHARED[capability]

@@ -43,5 +43,8 @@ def test_every_fragment_builds_a_model(architecture, name) -> None:
 
 
 def test_every_mechanism_has_a_fragment() -> None:
+    expected = {f"anlit.{name}" for name in mechanisms.__all__}
+
     class_paths = {fragment["attention"]["class_path"] for fragment in FRAGMENTS.values()}
-    assert class_paths == {f"anlit.{name}" for name in mechanisms.__all__}
+
+    assert class_paths == expected

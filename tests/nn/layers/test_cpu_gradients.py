@@ -1,7 +1,7 @@
 """Where gradients written by hand are taken.
 
-That they are right is in tests/parity, that the formulas of compilers and GPUs are the same in
-models/test_runtime.py.
+tests/parity compares them with formulas. models/test_runtime.py compares them with the gradients of
+compilers and GPUs.
 """
 
 import torch

@@ -60,7 +60,7 @@ def compiled(
 
 
 def logits(model: LanguageModel, step: int) -> torch.Tensor:
-    """Logits of a batch, with a packing that changes from one document to one per token."""
+    """Logits of a batch. The packing changes from a single document to a document per token."""
     kind = step % 8
     blocks = random_tokens(2, SIZE["context_length"] + 1, seed=step, vocab_size=1 + kind)
     if kind == 0:

@@ -173,7 +173,7 @@ def test_every_number_has_a_range_that_its_constructor_checks(key, kind) -> None
 
 
 def make(kind: Any, **setting: Any) -> None:
-    """Make a `kind` with this setting, and what else it needs."""
+    """Make a `kind` with this setting and all that it needs."""
     if kind in (AdamW, MuonAdamW):
         kind(parameter_groups(tiny(GPT).model), **setting)
     elif kind is Runtime:

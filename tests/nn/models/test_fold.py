@@ -51,8 +51,9 @@ def multiplications(decoder: torch.nn.Module) -> Counter[str]:
     return counts
 
 
-# Of anGPT: u ∘ SiLU(z) and α, and x · 1/rms(x) of q and of k with its square. Of nGPT: u ∘ SiLU(z),
-# s_qk ∘ q and ∘ k, α, and two norms for each update, one each for q and k.
+# anGPT multiplies u ∘ SiLU(z), α, and x · 1/rms(x) of q and k with its square.
+# nGPT multiplies u ∘ SiLU(z), s_qk ∘ q and ∘ k, and α. It divides by norms of q, of k, and twice in
+# each update.
 @pytest.mark.parametrize(
     ("architecture", "qk_norm", "per_layer"),
     [

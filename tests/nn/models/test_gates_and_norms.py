@@ -57,7 +57,7 @@ def test_gates_start_at_one_and_learn_within_the_bound(architecture, gate) -> No
         assert weight.abs().max() > 0
     largest = torch.cat(weights).norm(dim=1).max()
     if is_normalised(architecture):
-        assert 0.999 < largest <= 1 + 1e-6  # a rate of 0.3 runs into the bound
+        assert 0.999 < largest <= 1 + 1e-6, "a rate of 0.3 runs into the bound"
 
 
 def largest_scores(model: nn.Module) -> torch.Tensor:
@@ -88,7 +88,7 @@ SHARED_KEYS = {"n_heads": 4, "n_kv_heads": 2}
 def test_qk_clip_brings_the_largest_score_to_its_threshold(
     architecture, qk_norm, qk_gain, heads
 ) -> None:
-    """After a step of rate 0. Heads with small scores do not change, with shared keys either."""
+    """The step has a rate of 0. Heads with small scores do not change, nor with shared keys."""
     settings = {
         "qk_norm": qk_norm,
         "qk_norm_gain": qk_gain,
@@ -106,7 +106,8 @@ def test_qk_clip_brings_the_largest_score_to_its_threshold(
     clipped = largest_scores(model)[0]
     expected = first_layer.clamp_max(threshold)
     if qk_norm and architecture is not NGPT:  # all heads share a gain: all shrink alike
-        expected = first_layer * min(1.0, threshold / float(first_layer.max()))
+        factor = threshold / float(first_layer.max())
+        expected = first_layer * min(1.0, factor)
     torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-5)
     assert (clipped < first_layer - 1e-4).any()
 

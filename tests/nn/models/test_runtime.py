@@ -1,4 +1,4 @@
-"""How a model is run: what `auto` compiles, and that compiled training keeps the constraint."""
+"""`auto` compiles where it helps, and compiled training keeps the constraint."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""Norms, QK-clip and Muon on sharded blocks (FSDP2): how often ranks meet.
+"""Norms, QK-clip and Muon on sharded blocks (FSDP2): ranks rarely meet.
 
-Compiled, the same numbers.
+Compiled norms give the same numbers.
 
 Training on several ranks, compared with a single rank, is in tests/integration/test_strategies.py.
 """
@@ -36,11 +36,14 @@ def sharded(decoder: Decoder) -> Decoder:
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One rank alone, or the first of two, which gets nothing from the other."""
-    backend, store = (
-        ("gloo", distributed.HashStore()) if request.param == 1 else ("fake", FakeStore())
-    )
-    distributed.init_process_group(backend, store=store, rank=0, world_size=request.param)
+    """A single rank, or the first of two, which gets nothing from the other."""
+    n_ranks = request.param
+    if n_ranks == 1:
+        distributed.init_process_group(
+            "gloo", store=distributed.HashStore(), rank=0, world_size=n_ranks
+        )
+    else:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=n_ranks)
     yield
     distributed.destroy_process_group()
 
@@ -51,25 +54,32 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_norms_and_clip_take_one_meeting_each_however_many_weights_there_are(
     architecture, expected, n_layers, ranks
 ):
-    """The vectors of nGPT's W_o and W_d lie across ranks, all others on one rank each."""
-    decoder = sharded(tiny(architecture, n_layers=n_layers, qk_clip=1e-3, qk_norm_gain=True).model)
+    """The vectors of nGPT's W_o and W_d lie across ranks. Others are each on a single rank."""
+    whole = tiny(architecture, n_layers=n_layers, qk_clip=1e-3, qk_norm_gain=True).model
+    decoder = sharded(whole)
     decoder(random_tokens(1, 8))
-    for step, meetings in ((decoder.restore_norms, expected), (decoder.clip_qk, 1)):
-        with CommDebugMode() as counted:
-            step()
-        assert counted.get_total_counts() == meetings
+
+    with CommDebugMode() as meetings_for_norms:
+        decoder.restore_norms()
+    with CommDebugMode() as meetings_for_clip:
+        decoder.clip_qk()
+
+    assert meetings_for_norms.get_total_counts() == expected
+    assert meetings_for_clip.get_total_counts() == 1
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @layers
 def test_muon_takes_two_meetings_however_many_matrices_there_are(n_layers, ranks) -> None:
-    """With torch's own step of the 7 matrices of a layer it is 102 times, in torch 2.13."""
+    """torch 2.13's own step of the 7 matrices of a layer takes 102."""
     decoder = sharded(tiny(GPT, n_layers=n_layers).model)
     optimizer = MuonAdamW(parameter_groups(decoder))
     for parameter in decoder.parameters():
         parameter.grad = torch.ones_like(parameter)
+
     with CommDebugMode() as meetings:
         optimizer.step()
+
     assert meetings.get_total_counts() == 2
 
 
@@ -92,10 +102,12 @@ def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
 
     compile_counted = partial(torch.compile, dynamic=False, fullgraph=True, backend=count_calls)
     monkeypatch.setattr(norms, "_compiled", compile_counted)
-    whole = tiny(architecture, n_layers=n_layers, norms=constraint, attention_gate="per_head").model
+    settings = {"norms": constraint, "attention_gate": "per_head"}
+    whole = tiny(architecture, n_layers=n_layers, **settings).model
     with torch.no_grad():
         for number, weight in enumerate(whole.parameters()):
-            weight.mul_(1.3 if number % 2 else 0.7).add_(0.01)
+            factor = 1.3 if number % 2 else 0.7
+            weight.mul_(factor).add_(0.01)
     shards = copy.deepcopy(whole)
     prepare_to_train(shards, Runtime(compile=True), "cuda")
     sharded(shards)
