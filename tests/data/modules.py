@@ -95,7 +95,8 @@ def blocks_of(batches: Iterable[Batch]) -> list[list[int]]:
     """Return each row's T + 1 tokens."""
     blocks: list[list[int]] = []
     for batch in batches:
-        blocks += torch.cat([batch.tokens, batch.targets[:, -1:]], dim=1).tolist()
+        last_targets = batch.targets[:, -1:]
+        blocks += torch.cat([batch.tokens, last_targets], dim=1).tolist()
     return blocks
 
 

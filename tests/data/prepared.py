@@ -96,8 +96,8 @@ def seal(folder: Path, manifest: dict[str, Any]) -> None:
         chunks = json.loads(index.read_text())["chunks"]
         name = index.parent.relative_to(folder).as_posix()
         identity["streams"][name] = [(chunk["dim"], chunk["crc32"]) for chunk in chunks]
-    content = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    manifest.setdefault("content_sha256", content)
+    content = json.dumps(identity, sort_keys=True).encode()
+    manifest.setdefault("content_sha256", hashlib.sha256(content).hexdigest())
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -88,6 +88,7 @@ def interrupt(folder: Path, recipe: Recipe, tasks: int) -> None:
 def scratch() -> Iterator[Path]:
     """Yield a folder in memory if there is room: preparing waits for the disk at every step."""
     memory = "/dev/shm"
-    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
+    n_free_bytes = shutil.disk_usage(memory).free if os.access(memory, os.W_OK) else 0
+    has_room = n_free_bytes > 1 << 30
     with tempfile.TemporaryDirectory(dir=memory if has_room else None) as folder:
         yield Path(folder)

@@ -107,7 +107,8 @@ def test_first_tokens_of_documents_can_be_left_out_of_the_loss(
 
 @pytest.mark.parametrize("token_at", ["end", "start"])
 def test_attention_derives_the_same_boundaries(token_at: TokenAt) -> None:
-    blocks = torch.randint(0, 9, (5, 41), generator=torch.Generator().manual_seed(0))
+    seeded = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 9, (5, 41), generator=seeded)
     batch = batch_from_blocks(blocks, 0, token_at)
 
     documents = Documents(batch.document_ids, 40, CPU)

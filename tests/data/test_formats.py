@@ -49,7 +49,8 @@ LINES = json_lines()
 GZIP = gzip.compress(LINES[:5000]) + gzip.compress(LINES[5000:])
 # The first frame does not know its size.
 COMPRESSOR = zstandard.ZstdCompressor().compressobj()
-ZSTD = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush() + compress_zstd(LINES[5000:])
+FIRST_FRAME = COMPRESSOR.compress(LINES[:5000]) + COMPRESSOR.flush()
+ZSTD = FIRST_FRAME + compress_zstd(LINES[5000:])
 
 
 def parquet_table() -> pa.Table:

@@ -24,6 +24,7 @@ from tests.data.reader import edit
 
 Corpus = tuple[str, dict[str, np.ndarray]]
 """A prepared folder, and the training tokens of its subsets."""
+Blocks = list[list[int]]
 Folders = tuple[dict[str, str], dict[str, np.ndarray]]
 CHUNK_BLOCKS = np.array([30, 0, 41, 17, 30, 25, 8, 33])
 N_BLOCKS = int(CHUNK_BLOCKS.sum())
@@ -97,7 +98,7 @@ ready_mixture = partial(ready, kind=Mixture)
 
 def drawn_blocks(
     loader: ResumableLoader, tokens_by_name: dict[str, np.ndarray], n_batches: int
-) -> dict[str, list[list[int]]]:
+) -> dict[str, Blocks]:
     """Return the blocks of the first batches by the name of their tokens."""
     name_of_block = {}
     for name, tokens in tokens_by_name.items():
@@ -105,7 +106,7 @@ def drawn_blocks(
             name_of_block[tuple(block)] = name
     epochs = chain.from_iterable(repeat(loader))
     first_batches = islice(epochs, n_batches)
-    blocks_by_name: dict[str, list[list[int]]] = {name: [] for name in tokens_by_name}
+    blocks_by_name: dict[str, Blocks] = {name: [] for name in tokens_by_name}
     for block in blocks_of(first_batches):
         name = name_of_block[tuple(block)]
         blocks_by_name[name].append(block)
@@ -177,7 +178,7 @@ def test_weights_decide_how_often_a_subset_is_drawn(corpus: Corpus, shuffle: boo
 def test_a_subset_without_a_weight_is_left_out(corpus: Corpus, shuffle: bool) -> None:
     path, tokens_by_name = corpus
 
-    def first_blocks(weights: dict[str, int]) -> dict[str, list[list[int]]]:
+    def first_blocks(weights: dict[str, int]) -> dict[str, Blocks]:
         data = ready(path, batch_size=8, shuffle=shuffle, weights=weights)
         return drawn_blocks(data.train_dataloader(), tokens_by_name, n_batches=1250)
 

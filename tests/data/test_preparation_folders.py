@@ -208,10 +208,15 @@ def test_a_damaged_file_is_made_again(
 
     assert_makes(folder, recipe, finished, verify=damage is flip)
 
-    repeated = {task for task, time in record_times(folder).items() if times.get(task) != time}
-    assert repeated == ({3} if "000003" in name else set())
+    repeated = []
+    for task, time in record_times(folder).items():
+        if times.get(task) != time:
+            repeated.append(task)
+    expected = [3] if "000003" in name else []
+    assert repeated == expected
     message = rf"{Path(name).name}\b.*: making again what is lost\.\n"
-    assert name == RECORD or re.search(message, capsys.readouterr().err)
+    if name != RECORD:
+        assert re.search(message, capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

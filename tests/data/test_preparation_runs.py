@@ -47,10 +47,12 @@ def test_processes_at_once_wait_for_each_other(recipe: Recipe, finished: Path, o
     message = f"Another process is preparing {out}: waiting for it."
 
     with FileLock(out / ".prepare.lock"):
-        processes = [start(lambda: make(out, recipe, 2), printed) for _ in range(2)]
+        first = start(lambda: make(out, recipe, 2), printed)
+        second = start(lambda: make(out, recipe, 2), printed)
         wait_for(lambda: printed.exists() and printed.read_text().count(message) == 2)
 
-    assert [finish(process) for process in processes] == [0, 0]
+    assert finish(first) == 0
+    assert finish(second) == 0
     assert printed.read_text().count("Preparing OpenWebText") == 1  # the other finds it finished
     assert hashes(out) == hashes(finished)
 

@@ -96,7 +96,8 @@ def test_each_source_file_is_recorded_with_its_hash_and_counts(
     tokenizer: str, source: Path, out: Path
 ) -> None:
     texts = short_documents(30, seed=10)
-    files = layouts.slimpajama(source, {"train": texts[:20], "validation": texts[20:]}, n_files=3)
+    texts_by_folder = {"train": texts[:20], "validation": texts[20:]}
+    files = layouts.slimpajama(source, texts_by_folder, n_files=3)
 
     make(out, recipe_of("SlimPajama", source, BIG, tokenizer=tokenizer))
 

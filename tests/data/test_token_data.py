@@ -221,8 +221,10 @@ def test_a_trainer_stops_and_continues_with_the_same_batches(tmp_path) -> None:
 def test_a_position_of_other_data_is_refused() -> None:
     state = state_after(Numbered, n_drawn=1)
 
-    for settings in ({"train": Numbered(22)}, {"seed": 1}, {"fingerprint": "other"}):
-        other = ready(**settings)
+    other_data = ready(train=Numbered(22))
+    other_seed = ready(seed=1)
+    other_fingerprint = ready(fingerprint="other")
+    for other in (other_data, other_seed, other_fingerprint):
         other.load_state_dict(state)
         with pytest.raises(UserError, match="position in the data is for"):
             other.train_dataloader()
