@@ -76,7 +76,9 @@ def slow_except(fast_names: Collection[str], names: Iterable[str]) -> list[Any]:
     return parameters
 
 
-def inputs(*shape: int, dtype: torch.dtype, n_heads_kv: int | None = None) -> list[Tensor]:
+def inputs(
+    *shape: int, dtype: torch.dtype = torch.float32, n_heads_kv: int | None = None
+) -> list[Tensor]:
     """q, k, v and weights of the output, (B, H or G, T, D), in the projections' layout."""
     B, H, T, D = shape
     G = n_heads_kv or H

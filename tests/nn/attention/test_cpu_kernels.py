@@ -123,7 +123,7 @@ def test_a_long_sequence_saves_no_logits_for_the_backward_pass(length, are_logit
         sizes.append(x.numel())
         return x
 
-    q, k, v, _ = inputs(1, 1, length, D, dtype=torch.float32)
+    q, k, v, _ = inputs(1, 1, length, D)
     q.requires_grad_()
     documents = packed(1, length, "dense")
 
@@ -136,7 +136,7 @@ def test_a_long_sequence_saves_no_logits_for_the_backward_pass(length, are_logit
 
 def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
     """As on Hopper, where cuDNN's is asked for first; on a CPU it is passed over."""
-    q, k, v, _ = inputs(1, 3, 13, D, dtype=torch.float32)
+    q, k, v, _ = inputs(1, 3, 13, D)
     expected = sdpa.fused(q, k, v, is_causal=True)
     monkeypatch.setattr(sdpa, "order_of_kernels", lambda q, mask: sdpa.PRIORITY)
     compiled = torch.compile(sdpa.fused, fullgraph=True, dynamic=False, backend="eager")
@@ -173,7 +173,7 @@ def test_cudnn_computes_training_only(generation, trains, expected, monkeypatch)
 
 @pytest.mark.parametrize("kernel", [eager, sdpa], ids=["eager", "sdpa"])
 def test_dropout_drops_weights_and_keeps_the_mean(kernel) -> None:
-    q, k, v, _ = inputs(2, 3, 6, D, dtype=torch.float32)
+    q, k, v, _ = inputs(2, 3, 6, D)
     ones = torch.ones_like(v)
     documents = packed(2, 6, "dense")
     torch.manual_seed(0)
@@ -218,7 +218,7 @@ def test_blockwise_does_not_compute_what_documents_and_windows_hide(monkeypatch)
     ],
 )
 def test_blockwise_saves_nothing_without_gradients(needs_gradients, n_numbers) -> None:
-    q, k, v, _ = inputs(2, 3, 33, D, dtype=torch.float32)
+    q, k, v, _ = inputs(2, 3, 33, D)
     options = {"a": None, "m": None, "starts": None, "window": None}
 
     _, saved = blockwise.blockwise_attention(q, k, v, **options, needs_gradients=needs_gradients)

@@ -82,7 +82,7 @@ SHARED_KEYS = (
 def test_the_forward_pass_is_eager(name, n_kv_heads, kind) -> None:
     """Shared keys too: the score of head h has the table of head h."""
     shape = (2, HEADS, LENGTH, WIDTH)
-    tensors = inputs(*shape, dtype=torch.float32, n_heads_kv=n_kv_heads)
+    tensors = inputs(*shape, n_heads_kv=n_kv_heads)
 
     assert_is_formula(name, tensors, documents(kind, LENGTH))
 
@@ -103,7 +103,7 @@ def test_the_compiled_forward_pass_is_the_formula(name, monkeypatch) -> None:
     """Its options for a GPU do no harm on a CPU."""
     compiled = torch.compile(flex._run, dynamic=False)
     monkeypatch.setattr(flex, "_compiled", lambda: compiled)
-    tensors = inputs(2, HEADS, LENGTH, WIDTH, dtype=torch.float32)
+    tensors = inputs(2, HEADS, LENGTH, WIDTH)
 
     assert_is_formula(name, tensors, documents("short documents", LENGTH))
 

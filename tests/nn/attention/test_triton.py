@@ -125,7 +125,7 @@ def test_far_lines_are_the_tables_to_the_rounding_of_the_weights(tau, c, dtype) 
 
 @pytest.mark.parametrize("n_heads_kv", [1, 2])
 def test_heads_in_groups_share_keys(n_heads_kv) -> None:
-    tensors = inputs(1, 4, 21, 8, dtype=torch.float32, n_heads_kv=n_heads_kv)
+    tensors = inputs(1, 4, 21, 8, n_heads_kv=n_heads_kv)
     documents = packed(1, 21, "dense")
     mechanism = ALiBi().for_layer(4, 8, 0)
     attend_eagerly = kernels.repeated(eager.attend)
@@ -137,7 +137,7 @@ def test_heads_in_groups_share_keys(n_heads_kv) -> None:
 
 
 def test_any_strides_will_do() -> None:
-    q, k, v, probe = inputs(1, 2, 19, 8, dtype=torch.float32)
+    q, k, v, probe = inputs(1, 2, 19, 8)
     documents = packed(1, 19, "dense")
     fused = torch.stack((q, k, v), -1).unbind(-1)  # rows are not in one piece
     other_strides = [*fused, probe.contiguous()]
@@ -165,7 +165,7 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
         mechanism = SlidingWindow(17).for_layer(1, 8, 0)
         ids = None
     documents = Documents(ids, T, torch.device("cpu"))
-    q, k, v, probe = inputs(1, 1, T, 8, dtype=torch.float32)
+    q, k, v, probe = inputs(1, 1, T, 8)
 
     k_with_nan = k.clone()
     v_with_nan = v.clone()
@@ -187,7 +187,7 @@ def test_blocks_out_of_sight_are_not_touched(kind, reach) -> None:
 
 
 def test_the_operator_is_as_torch_wants_it() -> None:
-    q, k, v, _ = inputs(1, 1, 5, 4, dtype=torch.float32)
+    q, k, v, _ = inputs(1, 1, 5, 4)
     for x in (q, k, v):
         x.requires_grad_()
     coefficient = torch.ones(1, requires_grad=True)

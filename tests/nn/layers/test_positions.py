@@ -21,7 +21,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tensor:
     """x (B, H, T, D), rotated as the layers of a model do."""
-    rotation = positions.rotation(x.shape[-1], x.shape[-2], index, x)
+    _, _, length, width = x.shape
+    rotation = positions.rotation(width, length, index, x)
     (y,) = rotate(rotation, x)
     return y
 
@@ -176,7 +177,8 @@ def test_half_precision_is_rotated_with_float32_tables() -> None:
     cos, _ = positions.tables(D_HEAD, LENGTH, narrow_x)
     assert y.dtype == torch.bfloat16
     assert cos.dtype == torch.float32
-    torch.testing.assert_close(y.double(), turned(positions, x), rtol=0, atol=0.04)
+    expected = turned(positions, x)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=0.04)
 
 
 def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_training() -> None:

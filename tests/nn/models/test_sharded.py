@@ -117,5 +117,6 @@ def test_compiled_norms_are_as_few_calls_however_many_weights_there_are(
 
     assert n_calls == expected
     for name, shard in shards.named_parameters():
-        weight = whole.get_parameter(name)
-        torch.testing.assert_close(shard.full_tensor(), weight, rtol=1e-6, atol=1e-7, msg=name)
+        actual = shard.full_tensor()
+        expected_weight = whole.get_parameter(name)
+        torch.testing.assert_close(actual, expected_weight, rtol=1e-6, atol=1e-7, msg=name)
