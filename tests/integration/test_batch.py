@@ -87,7 +87,7 @@ def test_the_noise_scale_changes_nothing(trained: Train) -> None:
 def test_ranks_measure_what_micro_batches_do(
     trained: Train, n_ranks: int, micro_batches: int, strategy: list[str]
 ) -> None:
-    """With FSDP2 both ranks share a micro-batch; with DDP each rank has another."""
+    """Ranks of FSDP2 share a micro-batch; each rank of DDP has another."""
     n_gradients = micro_batches if strategy == FSDP else n_ranks * micro_batches
     whole = trained(
         *NOISE,
@@ -151,7 +151,7 @@ def test_ranks_ramp_like_one_process(trained: Train, strategy: list[str]) -> Non
     assert column(split, "train/tokens") == RUN_TOKENS
     for name in ("train/loss", "train/grad_norm"):
         assert column(split, name) == pytest.approx(column(whole, name), rel=1e-4), name
-    # With DDP the ranks are micro-batches too, so steps of one micro-batch are measured.
+    # Ranks of DDP are micro-batches too, so steps of a single micro-batch are measured.
     n_measured = 9 if strategy == DDP else 6
     assert len(column(split, TRACE)) == n_measured
 
@@ -214,8 +214,9 @@ def test_a_budget_of_tokens_counts_the_ramp(
     largest = TOKENS * SIZES[n_steps - 1]
     assert f"{budget:,} tokens: {n_steps} steps of 64 to {largest} tok" in capfd.readouterr().out
     rates = column(run_dir, "train/learning_rate")
-    for rate, before in zip(rates, [0, *tokens], strict=False):
-        assert rate == pytest.approx(rates[0] * (1 - before / tokens[-2]), rel=1e-5, abs=1e-12)
+    tokens_before = [0, *tokens[:-1]]
+    expected = [rates[0] * (1 - before / tokens_before[-1]) for before in tokens_before]
+    assert rates == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
 WRONG = [

@@ -48,74 +48,109 @@ def pins(name: str) -> dict[str, str]:
     "script", [*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")], ids=lambda path: path.name
 )
 def test_scripts_have_no_complaint(script: Path) -> None:
-    """Of shellcheck, where it is installed; `make image-check` runs hadolint."""
+    """Shellcheck has none where it is installed. `make image-check` runs hadolint."""
     command = ["shellcheck"] if shutil.which("shellcheck") else ["bash", "-n"]
     result = subprocess.run([*command, script], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_pins_satisfy_what_anlit_requires_and_flash_attention_4_is_for_the_cuda_of_the_image() -> (
-    None
-):
-    constraints = pins("constraints.txt") | {"torch": ARGUMENTS["TORCH_VERSION"]}
-    flash = pins("flash-attn-4.txt")
-    cuda = ARGUMENTS["TORCH_INDEX"].rpartition("/cu")[2][:2]
+def test_pins_satisfy_the_requirements_of_anlit() -> None:
+    versions = pins("constraints.txt") | {"torch": ARGUMENTS["TORCH_VERSION"]}
 
     for requirement in map(Requirement, PROJECT["dependencies"]):
-        version = constraints[canonicalize_name(requirement.name)]
+        version = versions[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, str(requirement)
-    for requirement in map(Requirement, chain(*PROJECT["optional-dependencies"].values())):
-        version = flash.get(requirement.name)
+
+
+def test_pins_of_flash_attention_4_satisfy_the_extras_of_anlit() -> None:
+    versions = pins("flash-attn-4.txt")
+    extras = chain(*PROJECT["optional-dependencies"].values())
+
+    n_pinned = 0
+    for requirement in map(Requirement, extras):
+        version = versions.get(requirement.name)
         if version is not None:
+            n_pinned += 1
             assert requirement.specifier.contains(version, prereleases=True), str(requirement)
-    assert f"nvidia-cutlass-dsl-libs-cu{cuda}" in flash
-    cutlass = {name: flash[name] for name in flash if name.startswith("nvidia-cutlass-dsl")}
-    assert len(set(cutlass.values())) == 1
+    assert n_pinned > 0
 
 
-def test_the_image_has_the_torch_of_the_virtual_environment_with_wheels_for_its_cuda() -> None:
-    assert f"TORCH=${{TORCH:-{ARGUMENTS['TORCH_VERSION']}}}" in (DOCKER / "install.sh").read_text()
+def test_flash_attention_4_is_for_the_cuda_of_the_image() -> None:
+    versions = pins("flash-attn-4.txt")
+    _, _, cuda = ARGUMENTS["TORCH_INDEX"].rpartition("/cu")
+    major = cuda[:2]
+
+    cutlass = {name for name in versions if name.startswith("nvidia-cutlass-dsl")}
+
+    assert f"nvidia-cutlass-dsl-libs-cu{major}" in cutlass
+    assert len({versions[name] for name in cutlass}) == 1
+
+
+def read_toolkits() -> dict[tuple[str, str], str]:
+    """The CUDA toolkit of torch's wheels, by release and folder."""
     toolkits = {}
     for line in lines("torch-builds.txt"):
         release, folder, toolkit = line.split()
         toolkits[release, folder] = toolkit
-    release = ARGUMENTS["TORCH_VERSION"].rpartition(".")[0]
-    folder = ARGUMENTS["TORCH_INDEX"].rpartition("/")[2]
+    return toolkits
+
+
+def test_the_image_has_the_torch_of_the_virtual_environment() -> None:
+    version = ARGUMENTS["TORCH_VERSION"]
+
+    installer = (DOCKER / "install.sh").read_text()
+
+    assert f"TORCH=${{TORCH:-{version}}}" in installer
+
+
+def test_the_torch_of_the_image_has_wheels_for_its_cuda() -> None:
+    toolkits = read_toolkits()
+    release, _, _ = ARGUMENTS["TORCH_VERSION"].rpartition(".")
+    _, _, folder = ARGUMENTS["TORCH_INDEX"].rpartition("/")
     assert (release, folder) in toolkits, f"torch {release} has no wheels in {folder}"
-    for name in ("BASE", "DEVEL"):
-        assert f"cuda:{toolkits[release, folder]}-" in ARGUMENTS[name]
-    for folder_name in re.findall(r"whl/(cu\d+)", (DOCKER / "README.md").read_text()):
-        assert (release, folder_name) in toolkits, f"docker/README.md names {folder_name}"
+
+    toolkit = toolkits[release, folder]
+    assert f"cuda:{toolkit}-" in ARGUMENTS["BASE"]
+    assert f"cuda:{toolkit}-" in ARGUMENTS["DEVEL"]
+
+    page = (DOCKER / "README.md").read_text()
+    for folder_of_page in re.findall(r"whl/(cu\d+)", page):
+        assert (release, folder_of_page) in toolkits, f"docker/README.md names {folder_of_page}"
 
 
 def test_what_the_dockerfile_copies_reaches_the_engine() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
-    allowed = set(re.findall("^!(.*)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
-    assert set(" ".join(copied).split()) <= allowed
+    ignored = (ROOT / ".dockerignore").read_text()
+    allowed = re.findall("^!(.*)$", ignored, re.MULTILINE)
+
+    names = set(" ".join(copied).split())
+
+    assert names <= set(allowed)
 
 
 def test_slurm_script_asks_for_what_its_text_relies_on() -> None:
     """`make slurm-check` runs it under a real Slurm: pre-empted, requeued, cancelled, killed."""
     options = set(re.findall(r"^#SBATCH (\S+)$", SLURM, re.MULTILINE))
+
+    options_begin = SLURM.index("\n#SBATCH")
+    commands_begin = SLURM.index("\nset -uo")
     assert {"--requeue", "--open-mode=append", "--signal=SIGUSR1@90"} <= options
-    assert SLURM.index("\n#SBATCH") < SLURM.index("\nset -uo"), (
-        "sbatch stops reading options at the first command"
-    )
+    assert options_begin < commands_begin, "sbatch stops reading options at the first command"
     assert f"\nPREEMPTED={PREEMPTED}\n" in SLURM
     assert "((${SLURM_RESTART_COUNT:-0} < ${ANLIT_MAX_RESTARTS:-1000}))" in SLURM
 
 
 MOUNTS = {"ANLIT_MOUNTS": "/big/data,/big/texts"}
+ARRAY_TASK = {"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7"}
 
 
 @pytest.mark.parametrize(
     ("environment", "job", "started"),
     [
         ({}, "31415", "--cpus-per-task=1 .venv/bin/anlit"),
-        # by the array's own number, Slurm would requeue all of its tasks
+        # Slurm would requeue all tasks of an array by the array's own number.
         (
-            {"SLURM_ARRAY_JOB_ID": "31400", "SLURM_ARRAY_TASK_ID": "7", "ANLIT_IMAGE": "anlit.sif"}
-            | MOUNTS,
+            {"ANLIT_IMAGE": "anlit.sif"} | MOUNTS | ARRAY_TASK,
             "31400_7",
             "--cpus-per-task=1 apptainer exec --nv "
             "--bind /here:/here,/big/data:/big/data,/big/texts:/big/texts --pwd /here "

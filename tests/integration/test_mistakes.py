@@ -104,18 +104,18 @@ def rows() -> Iterator[list[list[str]]]:
     """Rows of the table, written at the end if all mistakes were made."""
     rows: list[list[str]] = []
     yield rows
-    if (file := os.environ.get("MISTAKES_TABLE")) and len(rows) == len(FAST) + len(SLOW):
+    file = os.environ.get("MISTAKES_TABLE")
+    all_made = len(rows) == len(FAST) + len(SLOW)
+    if file and all_made:
         table = markdown_table(["typed", "exit code", "sentence"], rows, range(3))
         Path(file).write_text(f"{PAGE}\n{table}\n")
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        pytest.param(*row, id=row[0], marks=[] if row in FAST else pytest.mark.slow)
-        for row in (*FAST, *SLOW)
-    ],
-)
+FAST_CASES = [pytest.param(*row, id=row[0]) for row in FAST]
+SLOW_CASES = [pytest.param(*row, id=row[0], marks=pytest.mark.slow) for row in SLOW]
+
+
+@pytest.mark.parametrize(("typed", "says"), FAST_CASES + SLOW_CASES)
 def test_mistake(
     typed: str, says: str, folder: Path, rows: list[list[str]], monkeypatch, refusal
 ) -> None:
@@ -143,4 +143,6 @@ def test_a_right_study_passes(folder: Path, monkeypatch, capsys) -> None:
 
 
 def test_every_command_has_a_mistake() -> None:
-    assert {typed.split()[0] for typed, _ in (*FAST, *SLOW)} >= set(COMMANDS)
+    commands = {typed.split()[0] for typed, _ in (*FAST, *SLOW)}
+
+    assert commands >= set(COMMANDS)

@@ -1,4 +1,4 @@
-"""A folder has one run at a time, and no run starts over another run."""
+"""A folder has a single run at a time, and no run starts over another run."""
 
 import itertools
 import shutil
@@ -122,10 +122,17 @@ def test_each_launch_is_recorded_and_in_comparisons(
     run_dir = tmp_path / "runs" / "run"
     first = {"commit": "a" * 40, "dirty": False}
     second = {"commit": "b" * 40, "dirty": False}
-    for state, n_steps in ((first, 2), (second, 3), (second, 4), (first, 4), (first, 1)):
+
+    def launch(state: dict[str, object], n_steps: int) -> None:
         settings = (f"--trainer.max_steps={n_steps}", "--ckpt_path=last")
-        monkeypatch.setattr(GIT_STATE, lambda state=state: state)
+        monkeypatch.setattr(GIT_STATE, lambda: state)
         assert main(fit_arguments(shards, run_dir, *settings)) == 0
+
+    launch(first, n_steps=2)
+    launch(second, n_steps=3)
+    launch(second, n_steps=4)
+    launch(first, n_steps=4)
+    launch(first, n_steps=1)
 
     printed = "\n".join(caplog.messages)
     assert printed.count("changed settings") == 2
@@ -179,7 +186,7 @@ def test_a_moved_run_goes_on_where_it_lies(
 
 
 def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> None:
-    """It is one batch, also if a step has two."""
+    """It is a single batch, also if a step has two."""
     dev = fit_arguments(
         shards, tmp_path, "--trainer.fast_dev_run=true", "--trainer.accumulate_grad_batches=2"
     )
@@ -215,5 +222,8 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
         status_for_study = read_state(tmp_path).status
         n_steps = last_checkpoint(tmp_path)["global_step"]
         outcomes.append((code, status, status_for_study, n_steps))
-    interrupted = (PREEMPTED, "interrupted", "interrupted")
-    assert outcomes == [(*interrupted, 6), (*interrupted, 12), (0, "finished", "finished", 16)]
+    assert outcomes == [
+        (PREEMPTED, "interrupted", "interrupted", 6),
+        (PREEMPTED, "interrupted", "interrupted", 12),
+        (0, "finished", "finished", 16),
+    ]

@@ -53,8 +53,9 @@ def test_the_last_step_is_validated(
     first: list[int],
     all_steps: list[int],
 ) -> None:
-    """Once, also if a finished run is continued. A longer run goes on between two intervals."""
-    run_dir = shutil.copytree(trained(*SHORT, f"--trainer.max_steps={n_steps}"), tmp_path / "run")
+    """It is validated once, also if a finished run is continued or a longer run goes on."""
+    whole = trained(*SHORT, f"--trainer.max_steps={n_steps}")
+    run_dir = shutil.copytree(whole, tmp_path / "run")
     assert validated(run_dir) == first
 
     assert main(fit_arguments(shards, run_dir, *SHORT, "--ckpt_path=last")) == 0
@@ -66,15 +67,17 @@ def test_the_last_step_is_validated(
 def test_settings_are_in_hparams_yaml_and_in_tensorboard(trained: Train) -> None:
     """The tab takes val/loss, its only metric, from the curve."""
     run_dir = trained(*SHORT)
+
     settings_on_file = hparams_on_file(run_dir)
+    shown = hparams_shown(run_dir)
+    (metric,) = hparams_of(run_dir, "experiment").experiment.metric_infos
+
     assert settings_on_file["model"]["architecture"] == "AnGPT"
     assert settings_on_file["model"]["context_length"] == 32
     assert settings_on_file["seed_everything"] == 1
-    shown = hparams_shown(run_dir)
     assert shown["model.optimizer.class_path"].string_value == "anlit.AdamW"
     assert shown["model.d_model"].number_value == 32
     assert shown["trainer.max_steps"].number_value == 25
-    (metric,) = hparams_of(run_dir, "experiment").experiment.metric_infos
     assert metric.name.tag == "val/loss"
 
 
@@ -118,11 +121,15 @@ def test_hparams_name_the_data_and_come_from_the_last_launch(
 def test_a_rate_by_size_is_on_every_record(trained: Train) -> None:
     """`lr: null` of model/angpt.yaml is 0.016 at a width of 32."""
     run_dir = trained(*BY_SIZE, "--trainer.max_steps=4")
+
+    optimizer = model_settings_of(run_dir)["optimizer"]
     (launch,) = record_of(run_dir)["launches"]
-    assert model_settings_of(run_dir)["optimizer"]["init_args"]["lr"] == 0.016
+    shown = hparams_shown(run_dir)
+    on_file = hparams_on_file(run_dir)
+    assert optimizer["init_args"]["lr"] == 0.016
     assert set(launch["peak_rates"].values()) == {0.016}
-    assert hparams_shown(run_dir)["peak_rate.matrices"].number_value == pytest.approx(0.016)
-    assert hparams_on_file(run_dir)["peak_rate"]["matrices"] == 0.016
+    assert shown["peak_rate.matrices"].number_value == pytest.approx(0.016)
+    assert on_file["peak_rate"]["matrices"] == 0.016
 
 
 def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
@@ -137,12 +144,16 @@ def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
         "--trainer.enable_progress_bar=true",
     )
     run_dir = tmp_path / "run"
+
     assert main(fit_arguments(shards, run_dir, *flags)) == 0
+
     out = capsys.readouterr().out
-    assert "peak rate 0.001" in out.splitlines()[0]
-    losses = dict(logged(run_dir, "train/loss"))
+    first_line, *_ = out.splitlines()
     lines = lines_with(out, "step")
-    for step, line in zip([2, 4, 5, 6, 8, 10, 12], lines, strict=True):
+    losses = dict(logged(run_dir, "train/loss"))
+    shown_steps = [2, 4, 5, 6, 8, 10, 12]
+    assert "peak rate 0.001" in first_line
+    for step, line in zip(shown_steps, lines, strict=True):
         assert line.startswith(f"step {step}/12 ")
         shown = re.findall(r"loss (\S+)", line)
         if step - 1 in losses:

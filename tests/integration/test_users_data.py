@@ -70,7 +70,7 @@ def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> tuple[Path, str]:
-    """The run folder of the example, and what it said."""
+    """The run folder of the example, and its output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         codes, (log,) = run_ranks_with_logs(example(folder / "whole"), 1, folder / "log")
@@ -150,7 +150,7 @@ def test_other_commands_say_what_is_missing(
 def test_ranks_have_their_shares_of_the_example(
     reader: Path, whole: tuple[Path, str], strategy: list[str]
 ) -> None:
-    """Two ranks have twice the tokens, and the validation of one."""
+    """Two ranks have twice the tokens, and the validation of a single rank."""
     run = reader / strategy[0].rpartition("=")[2]
     steps = ["--trainer.max_steps=2", "--trainer.val_check_interval=2"]
 
@@ -181,7 +181,7 @@ def test_token_data_trains_alike_on_any_number_of_ranks(tmp_path: Path) -> None:
 def test_a_plain_module_trains_and_says_what_it_lacks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its last batch has one row; a budget of tokens counts full batches."""
+    """Its last batch has a single row. A budget of tokens counts full batches."""
     run = tmp_path / "run"
     arguments = fit(f"{MINE}.Pairs", "--model.vocab_size=64", f"--run_dir={run}")
 
@@ -297,12 +297,13 @@ def test_compare_knows_same_data_by_class_and_settings_or_by_fingerprint(
 ) -> None:
     short = ["--trainer.max_steps=2", "--model.vocab_size=64"]
     runs = tmp_path / "runs"
-    for name, extra in (("a", ["--model.n_layers=2"]), ("b", []), ("other", ["--data.first=3"])):
+    settings = {"a": ["--model.n_layers=2"], "b": [], "other": ["--data.first=3"]}
+    for name, extra in settings.items():
         assert main(fit(f"{MINE}.Pairs", *short, *extra, f"--run_dir={runs / name}")) == 0
 
     assert main(["compare", str(runs), "--output", str(tmp_path / "report")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
 
+    printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("validated on data that may be other data") >= 1
     assert "Pairs gives no fingerprint and its settings differ, give it one" in printed
     assert "(validated differently)" in printed
