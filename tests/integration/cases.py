@@ -1,4 +1,4 @@
-"""Parameters of tests of which a part is slow."""
+"""Parameters of tests, a part of them slow."""
 
 from collections.abc import Iterable
 from typing import Any

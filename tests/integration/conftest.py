@@ -74,8 +74,8 @@ def fit_arguments(shards: Path, run_dir: Path, *extra: str, model: str = "AnGPT"
 def trained(shards: Path, tmp_path_factory) -> Train:
     """`trained(*settings, model=, n_ranks=, data=, code=)` → the folder of a run.
 
-    Each run is trained once, so tests change copies. A run that ends well on one rank is trained in
-    this process, which saves the start of another.
+    Each run is trained once, so tests change copies. A run that ends well on a single rank is
+    trained in this process. That saves the start of another process.
     """
     folders: dict[tuple, Path] = {}
 
@@ -131,8 +131,7 @@ def stop_and_continue(
 ) -> dict[str, Any]:
     """Stop a run and continue it; its folder then has all that an undisturbed run's folder has.
 
-    Weights, optimizer and schedule are the same to the bit, and each row of its curves is there
-    once.
+    Weights, optimizer and schedule are the same to the bit. Each row of its curves is there once.
 
     Args:
         arguments: The command line of the run.

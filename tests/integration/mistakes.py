@@ -1,7 +1,7 @@
 """Deliberate mistakes on the command line, and the sentence that answers each; the exit code is 2.
 
-A case has the text after `anlit`, typed in the folder of test_mistakes.py, and a regular expression
-that the sentence matches.
+A case has the text after `anlit`, typed in the folder of test_mistakes.py. The sentence matches its
+regular expression.
 """
 
 FIT = "fit --config tiny.yaml"

@@ -35,7 +35,7 @@ def start_ranks(
 ) -> list[ForkServerProcess]:
     """Start a process per rank, as torchrun does.
 
-    With `log`, the standard error of the ranks goes to log.0, log.1 …
+    The standard error of the ranks goes to log.0, log.1 … if there is a `log`.
     """
     context = training_context()
     port = str(free_port())

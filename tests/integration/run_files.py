@@ -12,13 +12,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 def logged(run_dir: Path, name: str) -> list[tuple[int, str]]:
     """Return the steps and values of a metric in metrics.csv, in the order of the file."""
-    rows = []
-    if (run_dir / "metrics.csv").exists():
-        with (run_dir / "metrics.csv").open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get(name):
-                    rows.append((int(row["step"]), row[name]))
-    return rows
+    metrics = run_dir / "metrics.csv"
+    if not metrics.exists():
+        return []
+    values = []
+    for row in csv.DictReader(metrics.read_text().splitlines()):
+        if row.get(name):
+            values.append((int(row["step"]), row[name]))
+    return values
 
 
 def steps(run_dir: Path, name: str) -> list[int]:
@@ -70,5 +71,5 @@ def lines_with(text: str, beginning: str) -> list[str]:
 
 
 def values(records: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-    """Return what each record has under a key."""
+    """Return the value of each record under a key."""
     return [record[key] for record in records]

@@ -71,7 +71,7 @@ def test_plain_attention_becomes_scale_invariant_over_steps_and_a_resume(
 def test_fine_tuning_on_needles_starts_from_the_weights(
     tmp_path: Path, trained: Train, refusal
 ) -> None:
-    """With configs/experiment/needle.yaml. tests/data/test_needle.py resumes its data."""
+    """configs/experiment/needle.yaml is added. tests/data/test_needle.py resumes its data."""
     plain = trained(*SHORT, model="GPT")
     last = plain / "checkpoints" / "last.ckpt"
 
@@ -111,7 +111,7 @@ def test_fine_tuning_on_needles_starts_from_the_weights(
 def test_a_model_that_is_drawn_late_begins_from_the_weights(
     shards: Path, tmp_path: Path, trained: Train, n_ranks: int, strategy: list[str]
 ) -> None:
-    """With `runtime.meta_init`, as in configs/trainer/fsdp.yaml. New parameters are drawn."""
+    """configs/trainer/fsdp.yaml has `runtime.meta_init`. New parameters are drawn."""
     tied = ("--model.tie_embeddings=true", *SHORT)
     plain = trained(*tied, model="GPT")
     meta = (*tied, *FIRST_STEP, *strategy, "--model.runtime.meta_init=true")

@@ -10,9 +10,9 @@ from tests.integration.conftest import fit_arguments
 
 
 def benchmark(shards: Path, folder: Path, *options: str) -> int:
-    arguments = fit_arguments(shards, folder / "unused")[1:]
-    settings = ["--output", str(folder), "--rounds", "1", "--steps", "40"]
-    return main(["benchmark", "fit", *settings, "--", *arguments, *options])
+    _, *settings = fit_arguments(shards, folder / "unused")
+    command = ["benchmark", "fit", "--output", str(folder), "--rounds", "1", "--steps", "40"]
+    return main([*command, "--", *settings, *options])
 
 
 def test_steps_of_a_run_stand_beside_bare_steps(
@@ -33,6 +33,7 @@ def test_a_run_that_is_refused_says_why(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert benchmark(shards, tmp_path, "--model.n_heads=3") == 2
+
     errors = capsys.readouterr().err
     assert errors.startswith("anlit: error: anlit fit --model=AnGPT")
     assert "d_model" in errors

@@ -10,7 +10,7 @@ from anlit.commands import demo
 
 
 class Commands:
-    """Stands in for the processes; a training leaves its record, and one of them may fail."""
+    """Stands in for the processes. A training leaves its record, or fails."""
 
     def __init__(self, failing: str = "") -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""A run that fails ends on every rank, in one sentence, and leaves a good checkpoint."""
+"""A run that fails ends on every rank, in a sentence, and leaves a good checkpoint."""
 
 import subprocess
 import sys
@@ -163,7 +163,10 @@ def test_all_ranks_skip_what_one_of_them_saw(
     ]
     bad = callback(POISON, batches="[3]", rank=1)
     short = ["--trainer.max_steps=6", "--trainer.limit_val_batches=0"]
-    assert run_ranks(fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy), 2) == [0, 0]
+    arguments = fit_arguments(shards, tmp_path, *guard, *bad, *short, *strategy)
+
+    assert run_ranks(arguments, 2) == [0, 0]
+
     assert column(tmp_path, "guard/skipped") == [0, 0, 0, 1, 1, 1]
 
 
@@ -195,7 +198,7 @@ def test_a_killed_rank_ends_the_other(
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_checkpoint(
     shards: Path, tmp_path: Path, strategy: list[str], rank: int | None
 ) -> None:
-    """Checkpoints are due after steps 8, 16 and 24. From step 10 on a disk is full, or all are."""
+    """Checkpoints are due after steps 8, 16 and 24. From step 10 on the disks are full."""
     run_dir = tmp_path / "run"
     steps = ("--trainer.max_steps=24", "--trainer.val_check_interval=1000")
     arguments = fit_arguments(shards, run_dir, *steps, *signal_at("full disk", 10, rank), *strategy)
@@ -225,7 +228,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_checkpoint(
 def test_one_command_leaves_no_rank_behind(
     shards: Path, tmp_path: Path, strategy, end: str, rank: int
 ) -> None:
-    """A user starts one command in a new session, and Lightning starts the other rank."""
+    """A user starts a command in a new session, and Lightning starts the other rank."""
     run_dir = tmp_path / "run"
     arguments = fit_arguments(
         shards, run_dir, *strategy, *signal_at(end, 11, rank), "--trainer.devices=2"

@@ -1,4 +1,4 @@
-"""A run is finished if its folder has the weights of the last step; else a sentence says why."""
+"""A run is finished if its folder has the weights of the last step. Else a sentence says why."""
 
 import json
 import shutil

@@ -210,7 +210,7 @@ def test_data_workers_that_cannot_be_started_are_named(
 def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwritten(
     shards: Path, tmp_path: Path, finished: Path, monkeypatch, refusal
 ) -> None:
-    """Two commands use one new folder, and Ctrl-Z stops one until the other has ended."""
+    """Two commands use the same new folder. Ctrl-Z stops the first until the second has ended."""
     run_dir, lock = tmp_path / "run", run_folder.lock_run_folder
 
     def lock_later(folder: str) -> Any:
@@ -234,7 +234,7 @@ def test_a_folder_where_a_run_writes_a_file_is_refused(
 
 
 def test_a_part_that_a_killed_sharded_run_left_is_replaced(shards: Path, tmp_path: Path) -> None:
-    """It is a folder, and a run on one device writes a file there."""
+    """It is a folder, and a run on a single device writes a file there."""
     partial = tmp_path / "checkpoints" / ".partial-last.ckpt"
     partial.mkdir(parents=True)
     (partial / "shard-00001.safetensors").write_bytes(b"cut short")

@@ -23,7 +23,7 @@ MECHANISMS = [Plain(), ScaleInvariant(), LogBias(), ALiBi(), SlidingWindow(8)]
 
 
 class Compilations:
-    """What was compiled, and which kernels a GPU would have taken: this machine takes its own."""
+    """The functions that were compiled, and the kernels that a GPU would have taken."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.functions: list[Any] = []
@@ -62,20 +62,22 @@ def scale_invariant(trained: Train) -> Path:
 def arguments_of(tool: str, run: Path, folder: Path) -> list[str]:
     text = folder / "text.txt"
     text.write_text("def main():\n    return 1\n" * 8)
-    return {
-        "validate": ["validate", str(run), "--model.runtime.compile=true"],
-        "lengths": ["lengths", str(run), "--output", str(folder / "out"), "--lengths=32,64"],
-        "generate": ["generate", str(run), "def", "--max_tokens=3"],
-        "score": ["score", str(run), str(text), "--output", str(folder / "scores.parquet")],
-        "diagnose": ["diagnose", str(run), "--output", str(folder / "out"), "--lengths=32"],
-    }[tool]
+    output = f"--output={folder / 'out'}"
+    options = {
+        "validate": ["--model.runtime.compile=true"],
+        "lengths": [output, "--lengths=32,64"],
+        "generate": ["def", "--max_tokens=3"],
+        "score": [str(text), f"--output={folder / 'scores.parquet'}"],
+        "diagnose": [output, "--lengths=32"],
+    }
+    return [tool, str(run), *options[tool]]
 
 
 @pytest.mark.parametrize("tool", ["validate", "lengths", "generate", "score", "diagnose"])
 def test_a_tool_compiles_nothing(
     scale_invariant: Path, tmp_path: Path, compilations: Compilations, tool: str
 ) -> None:
-    """Neither blocks, though the run compiles them, nor the kernels that a GPU would take."""
+    """The run compiles its blocks, and a GPU would compile its kernels."""
     assert main(arguments_of(tool, scale_invariant, tmp_path)) == 0
 
     assert compilations.functions == []
@@ -88,9 +90,11 @@ def test_a_large_evaluation_takes_compiled_kernels(
     scale_invariant: Path, tmp_path: Path, compilations: Compilations, tool: str
 ) -> None:
     assert main(arguments_of(tool, scale_invariant, tmp_path)) == 0
+
+    n_blocks = 2 if tool == "validate" else 0
     assert compilations.gpu_kernels <= COMPILED
     assert compilations.gpu_kernels
-    assert len(compilations.functions) == (2 if tool == "validate" else 0)  # its blocks
+    assert len(compilations.functions) == n_blocks
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -98,20 +102,25 @@ def test_a_large_evaluation_takes_compiled_kernels(
 def test_a_gpu_has_a_kernel_without_compilation_for_every_mechanism(
     mechanism: Mechanism, is_packed: bool
 ) -> None:
-    assert default_kernel(mechanism, "cuda", is_packed, may_compile=False) not in COMPILED
+    kernel = default_kernel(mechanism, "cuda", is_packed, may_compile=False)
+
+    assert kernel not in COMPILED
 
 
 def test_training_after_a_validation_is_compiled(compilations: Compilations) -> None:
-    """And a validation after training keeps what is compiled."""
+    """A validation after training keeps what is compiled."""
     model = tiny(AnGPT, runtime=runtime.Runtime(compile=True))
+    n_blocks = len(model.model.blocks)
     loader = batches(8, model.context_length)
 
-    in_grad_mode = quiet_trainer(limit_val_batches=1, inference_mode=False)
-    in_grad_mode.validate(model, loader, verbose=False)
+    trainer = quiet_trainer(limit_val_batches=1, inference_mode=False)
+    trainer.validate(model, loader, verbose=False)
     assert compilations.functions == []
-    quiet_trainer(max_steps=1, limit_val_batches=1).fit(model, loader, loader)
-    n_compiled = len(compilations.functions)
-    assert n_compiled == len(model.model.blocks)
-    quiet_trainer(limit_val_batches=1).validate(model, loader, verbose=False)
 
-    assert len(compilations.functions) == n_compiled
+    trainer = quiet_trainer(max_steps=1, limit_val_batches=1)
+    trainer.fit(model, loader, loader)
+    assert len(compilations.functions) == n_blocks
+
+    trainer = quiet_trainer(limit_val_batches=1)
+    trainer.validate(model, loader, verbose=False)
+    assert len(compilations.functions) == n_blocks

@@ -25,15 +25,17 @@ VOCABULARIES = {"small": 280, "large": 520}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two preparations of one folder of texts, and two runs on each."""
+    """Two preparations of the same texts, and two runs on each."""
     root = tmp_path_factory.mktemp("tokenizers")
-    (root / "texts").mkdir()
-    for file in (Path(sysconfig.get_path("stdlib")) / "json").glob("*.py"):
-        shutil.copy(file, root / "texts")
+    texts = root / "texts"
+    texts.mkdir()
+    library = Path(sysconfig.get_path("stdlib"))
+    for file in (library / "json").glob("*.py"):
+        shutil.copy(file, texts)
+    prepare = ["prepare", "TextFiles", "--source", str(texts), "--pattern", "*.py"]
+    prepare += ["--tokenizer", "bpe", "--val_fraction", "0.2"]
     for name, vocabulary in VOCABULARIES.items():
-        prepare = ["prepare", "TextFiles", "--source", str(root / "texts"), "--pattern", "*.py"]
-        prepare += ["--output", str(root / name), "--tokenizer", "bpe", "--val_fraction", "0.2"]
-        assert main([*prepare, f"--vocab_size={vocabulary}"]) == 0
+        assert main([*prepare, f"--output={root / name}", f"--vocab_size={vocabulary}"]) == 0
         for seed in (1, 2):
             assert main(fit_arguments(root, name, seed)) == 0
     return root
@@ -85,8 +87,9 @@ def group_of(comparison: dict[str, Any], label: str) -> dict[str, Any]:
 
 def val_tokens(folder: Path) -> np.ndarray:
     """The tokens of the validation split, after the head of litdata's only chunk."""
-    (chunk,) = (folder / "val").glob("*.bin")
-    return np.frombuffer(chunk.read_bytes()[12:], "<u2").astype(np.int64)
+    (chunk,) = folder.glob("val/*.bin")
+    content = chunk.read_bytes()
+    return np.frombuffer(content[12:], "<u2").astype(np.int64)
 
 
 def val_documents(folder: Path) -> list[bytes]:
@@ -104,18 +107,21 @@ def val_documents(folder: Path) -> list[bytes]:
 
 def naive_bits_per_byte(run: Path, folder: Path) -> float:
     """−Σ log2 p(token) in float64 over blocks of the context, over the bytes of the documents."""
-    model = load_checkpoint(str(run / "checkpoints" / "last.ckpt"), device="cpu").model.double()
+    checkpoint = load_checkpoint(str(run / "checkpoints" / "last.ckpt"), device="cpu")
+    model = checkpoint.model.double()
     tokens = torch.from_numpy(val_tokens(folder))
     bits = 0.0
     with torch.no_grad():
         for begin in range(0, len(tokens) - 1, CONTEXT):
             block = tokens[begin : begin + CONTEXT + 1]
-            probabilities = torch.softmax(model(block[None, :-1])[0].double(), dim=-1)
+            (logits,) = model(block[None, :-1])  # (T, V)
+            probabilities = torch.softmax(logits.double(), dim=-1)
             for row, target in zip(probabilities, block[1:].tolist(), strict=True):
                 bits -= math.log2(row[target])
+    n_bytes = sum(map(len, val_documents(folder)))
     # The first token has no prediction: it counts as the mean of the others.
-    bits *= len(tokens) / (len(tokens) - 1)
-    return bits / sum(map(len, val_documents(folder)))
+    n_predicted = len(tokens) - 1
+    return bits / n_predicted * len(tokens) / n_bytes
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -125,11 +131,13 @@ def test_the_hash_of_the_text_is_the_sum_of_the_documents_hashes(root: Path, nam
     sources = {path.read_bytes() for path in (root / "texts").iterdir()}
     total = 0
     for document in documents:
-        total += int(hashlib.sha256(document).hexdigest(), 16)
+        digest = hashlib.sha256(document).hexdigest()
+        total += int(digest, 16)
 
+    text_hash = manifest["val"]["text_sha256"]
     assert set(documents) < sources
-    assert int(manifest["val"]["text_sha256"], 16) == total % 2**256
-    assert manifest["val"]["text_sha256"] != manifest["train"]["text_sha256"]
+    assert int(text_hash, 16) == total % 2**256
+    assert text_hash != manifest["train"]["text_sha256"]
 
 
 def test_two_tokenizers_have_other_tokens_of_the_same_text(root: Path) -> None:
@@ -147,29 +155,26 @@ def test_losses_are_bits_per_byte_of_the_documents(
     root: Path, compared: dict[str, Any], name: str
 ) -> None:
     group = group_of(compared, name)
-    naive = []
+    expected = []
     for seed in (1, 2):
-        naive.append(naive_bits_per_byte(root / "runs" / f"{name}-{seed}", root / name))
+        run = root / "runs" / f"{name}-{seed}"
+        expected.append(naive_bits_per_byte(run, root / name))
 
     assert compared["loss_unit"] == "bits per byte"
-    assert group["final_loss"]["values"] == pytest.approx(naive, rel=1e-5)
-    assert group["bits_per_byte"]["values"] == pytest.approx(naive, rel=1e-5)
+    assert group["final_loss"]["values"] == pytest.approx(expected, rel=1e-5)
+    assert group["bits_per_byte"]["values"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_speed_up_is_over_bytes_of_training_text(root: Path, compared: dict[str, Any]) -> None:
-    """Each seed: the text after which the baseline has its own final loss, over the other's."""
+    """A seed's speed-up: the text that the baseline needs for its final loss, over the other's."""
     large = group_of(compared, "large")
     expected = []
     for seed in (1, 2):
-        curves = {}
-        for name in VOCABULARIES:
-            counts = manifest_of(root / name)["train"]
-            run = root / "runs" / f"{name}-{seed}"
-            text = np.array(column(run, "val/tokens")) * counts["bytes"] / counts["tokens"]
-            curves[name] = (text, column(run, "val/bits_per_byte"))
-        target = curves["small"][1][-1]
-        text_of_small = first_text_at(target, *curves["small"])
-        text_of_large = first_text_at(target, *curves["large"])
+        small_text, small_loss = curve_over_text(root, "small", seed)
+        large_text, large_loss = curve_over_text(root, "large", seed)
+        target = small_loss[-1]
+        text_of_small = first_text_at(target, small_text, small_loss)
+        text_of_large = first_text_at(target, large_text, large_loss)
         expected.append(text_of_small / text_of_large if text_of_large else None)
 
     assert large["speedup_text"]["values"] == pytest.approx(expected, rel=1e-4)
@@ -177,12 +182,22 @@ def test_the_speed_up_is_over_bytes_of_training_text(root: Path, compared: dict[
     assert "speedup_tokens" not in large
 
 
-def first_text_at(target: float, text: Any, loss: list[float]) -> float | None:
-    for number, value in enumerate(loss):
-        if value <= target:
-            if number == 0:
-                return text[0]
-            share = (loss[number - 1] - target) / (loss[number - 1] - value)
+def curve_over_text(root: Path, name: str, seed: int) -> tuple[list[float], list[float]]:
+    """The bytes of training text at each validation, and the bits per byte."""
+    counts = manifest_of(root / name)["train"]
+    bytes_per_token = counts["bytes"] / counts["tokens"]
+    run = root / "runs" / f"{name}-{seed}"
+    text = [tokens * bytes_per_token for tokens in column(run, "val/tokens")]
+    return text, column(run, "val/bits_per_byte")
+
+
+def first_text_at(target: float, text: list[float], loss: list[float]) -> float | None:
+    """The text after which the loss reaches its target, on the line between two validations."""
+    if loss[0] <= target:
+        return text[0]
+    for number in range(1, len(loss)):
+        if loss[number] <= target:
+            share = (loss[number - 1] - target) / (loss[number - 1] - loss[number])
             return text[number - 1] + share * (text[number] - text[number - 1])
     return None
 
@@ -196,7 +211,7 @@ def test_the_table_fits_80_columns_and_the_notes_say_what_is_compared(
     assert main(["compare", str(root / "runs"), *arguments]) == 0
 
     printed = capsys.readouterr().out
-    table, notes = printed.split("note: ", 1)
+    table, _, notes = printed.partition("note: ")
     assert max(map(len, table.splitlines())) <= 80
     assert {"bits", "text"} <= set(table.split())
     assert re.search(r"^small \(baseline\)", table, re.MULTILINE)
@@ -214,8 +229,8 @@ def test_the_table_fits_80_columns_and_the_notes_say_what_is_compared(
 def test_a_sample_of_blocks_is_other_text_for_each_tokenizer(root: Path, capsys) -> None:
     """The losses are shown, without a test or a speed-up."""
     for name in VOCABULARIES:
-        folder = f"--run_dir={root}/sampled/{name}"
-        assert main([*fit_arguments(root, name, 1), folder, "--data.val_blocks=16"]) == 0
+        more = [f"--run_dir={root}/sampled/{name}", "--data.val_blocks=16"]
+        assert main(fit_arguments(root, name, 1, *more)) == 0
     arguments = ["--output", str(root / "parts"), "--baseline", "small-1"]
 
     assert main(["compare", str(root / "sampled"), *arguments]) == 0
@@ -229,13 +244,11 @@ def test_a_sample_of_blocks_is_other_text_for_each_tokenizer(root: Path, capsys)
 
 
 def test_a_study_refuses_other_tokenizers_before_its_first_run(root: Path, refusal) -> None:
+    config = str(root / "runs" / "small-1" / "config.yaml")
     arms = {}
     for name in VOCABULARIES:
         settings = {"data.init_args.path": str(root / name)}
-        arms[name] = {
-            "configs": [str(root / "runs" / "small-1" / "config.yaml")],
-            "settings": settings,
-        }
+        arms[name] = {"configs": [config], "settings": settings}
     content = {"baseline": "small", "seeds": [1], "arms": arms, "sections": ["convergence"]}
     path = root / "study.yaml"
     path.write_text(json.dumps(content))

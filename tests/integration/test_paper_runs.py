@@ -5,7 +5,10 @@ import pytest
 from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.training.optim.optimizers import MuonAdamW, parameter_groups
 
-SLIMPAJAMA, FINEWEB, OPENWEBTEXT = "angpt_slimpajama", "si_fineweb", "ngpt_openwebtext"
+SLIMPAJAMA = "angpt_slimpajama"
+FINEWEB = "si_fineweb"
+OPENWEBTEXT = "ngpt_openwebtext"
+CONTEXT_LENGTHS = {SLIMPAJAMA: 2048, FINEWEB: 4096, OPENWEBTEXT: 4096}
 
 
 def read_experiment(folder: str, files: str) -> ConfigurationParser:
@@ -27,7 +30,7 @@ def read_experiment(folder: str, files: str) -> ConfigurationParser:
     # d × 4d and 4d × d.
     (FINEWEB, "common 162m", 162_222_336, 12 * 12 * 768**2 + 2 * 50_304 * 768, 0.32e6),
     (FINEWEB, "common 304m", 304_647_168, 16 * 12 * 1024**2 + 2 * 50_304 * 1024, 0.6e6),
-    # table 2 gives one decimal, of nGPT's cut off
+    # Table 2 gives a single decimal; it cuts off the other decimals of nGPT.
     (OPENWEBTEXT, "common 0.5b", 468_491_520, 468.4e6, 0.11e6),
     (OPENWEBTEXT, "common 1b", 1_026_177_280, 1026.1e6, 0.11e6),
     (OPENWEBTEXT, "common 0.5b gpt", 468_239_360, 468.2e6, 0.05e6),
@@ -37,11 +40,15 @@ def test_a_paper_s_run_has_its_size(
     folder: str, files: str, parameters: int, stated: float, tolerance: float
 ) -> None:
     command = read_experiment(folder, files)
+
     model = command.model_of(command.config["fit"])
-    assert model.model.n_parameters() == parameters == pytest.approx(stated, abs=tolerance)
-    assert model.context_length == (2048 if folder == SLIMPAJAMA else 4096)
+
+    assert model.model.n_parameters() == parameters
+    assert parameters == pytest.approx(stated, abs=tolerance)
+    assert model.context_length == CONTEXT_LENGTHS[folder]
     if folder == FINEWEB:
-        assert isinstance(model.make_optimizer(parameter_groups(model.model)), MuonAdamW)
+        optimizer = model.make_optimizer(parameter_groups(model.model))
+        assert isinstance(optimizer, MuonAdamW)
 
 
 def tokens_a_step(config) -> int:
@@ -65,5 +72,7 @@ def tokens_a_step(config) -> int:
 ])  # fmt: skip
 def test_a_paper_s_run_has_its_tokens(folder: str, files: str, step: int, tokens: float) -> None:
     config = read_experiment(folder, files).config["fit"]
+
+    total = config.trainer.max_steps * step
     assert tokens_a_step(config) == step
-    assert config.trainer.max_steps * step == pytest.approx(tokens, rel=0.02)
+    assert total == pytest.approx(tokens, rel=0.02)

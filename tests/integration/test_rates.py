@@ -1,4 +1,4 @@
-"""`anlit fit` with factors of the rate and a base: what is logged, kept, continued and annealed."""
+"""`anlit fit` with factors of the rate and a base: logged, kept, continued and annealed."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ PEAKS = {
     "head": PEAK / 2,
     "vectors": PEAK,
 }
-"""Of GPT+, at twice the base's width and depth."""
+"""Rates of GPT+ at twice the base's width and depth."""
 
 
 @pytest.fixture(scope="module")

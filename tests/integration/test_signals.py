@@ -87,7 +87,7 @@ def assert_ends_in_order(
 
 @pytest.fixture
 def printed(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """printed() → what was printed since the last call."""
+    """printed() → the text that was printed since the last call."""
     return lambda: "".join(capfd.readouterr())
 
 
@@ -155,7 +155,7 @@ def test_a_closed_terminal_does_not_end_a_run_under_nohup(
 def test_the_third_ctrl_c_is_one_too_many(
     shards: Path, tmp_path: Path, printed: Callable[[], str], n_presses: int
 ) -> None:
-    """All come in step 3: two save it, and the third ends the run before the step is complete."""
+    """All come in step 3. Two save it, and the third ends the run before the step is complete."""
     presses = n_presses * signalled("SIGINT", "the process", "between two micro-batches")
     run_dir = tmp_path / "run"
 

@@ -1,10 +1,10 @@
-"""One training on one process, two with DDP, and two to four with FSDP2.
+"""The same training on one process, on two with DDP, and on two to four with FSDP2.
 
 Each strategy continues the checkpoints of the others.
 
 Global batch and data order are the same everywhere, so runs differ by the order of summation only.
 Documents have a few or hundreds of tokens, and their first tokens do not count. So ranks and
-micro-batches have different numbers of targets, and train like one process with one batch.
+micro-batches have different numbers of targets. They train like one process with the whole batch.
 """
 
 import itertools
@@ -219,7 +219,7 @@ VARIANTS = {
         "--model.tie_embeddings=true",
         "--model.runtime.meta_init=true",
     ),
-    # two heads on three ranks: one rank holds no row of a gate
+    # two heads on three ranks: a rank holds no row of a gate
     "empty_shards": ("AnGPT", "fsdp3", *CLIPPED, *GATED, *SGD),
     "empty_shards_ngpt": ("NGPT", "fsdp3", CLIPPED[1], *GATED, *SGD),
     "empty_shards_gpt": ("GPT", "fsdp3", *CLIPPED, *GATED, *SGD),

@@ -1,4 +1,4 @@
-"""Additions to training in one run: averages, a ramp, noise, samples, kept checkpoints."""
+"""Additions to training in the same run: averages, a ramp, noise, samples, kept checkpoints."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ trainer:
     - class_path: anlit.Samples
       init_args: {prompts: ["def "], max_tokens: 4}
 """
-"""Files of which each adds callbacks. The shipped trainer/keep.yaml comes last."""
+"""Files that each add callbacks. The shipped trainer/keep.yaml comes last."""
 SETTINGS = (
     "--config=optimizer/muon.yaml",
     "--config=block/qk_clip.yaml",

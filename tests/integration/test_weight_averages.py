@@ -1,4 +1,4 @@
-"""Runs that average their weights: evaluated, continued, on one and two processes."""
+"""Runs that average their weights are evaluated and continued, on one and two processes."""
 
 import re
 import shutil
@@ -110,16 +110,13 @@ def test_an_annealed_run_goes_on_with_weights_and_averages(averaged: Path, tmp_p
 
     assert main([*arguments, "--anneal=0.3", f"--run_dir={branch}"]) == 0
 
-    checkpoint_before = last_checkpoint(averaged)
-    checkpoint_after = last_checkpoint(branch)
-    assert checkpoint_after["global_step"] == 18
-    assert checkpoint_after["averaging_state"]["n_averaged"] == 18
-    change = distance(checkpoint_after["state_dict"], checkpoint_before["state_dict"])
-    assert (
-        0
-        < change
-        < distance(checkpoint_after["current_model_state"], checkpoint_before["state_dict"])
-    )
+    averages_before = last_checkpoint(averaged)["state_dict"]
+    checkpoint = last_checkpoint(branch)
+    assert checkpoint["global_step"] == 18
+    assert checkpoint["averaging_state"]["n_averaged"] == 18
+    change_of_averages = distance(checkpoint["state_dict"], averages_before)
+    distance_of_weights = distance(checkpoint["current_model_state"], averages_before)
+    assert 0 < change_of_averages < distance_of_weights
 
 
 @pytest.mark.parametrize(
@@ -138,12 +135,13 @@ def test_a_killed_run_is_continued_to_the_bit(
     cut = tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *settings, model=model)
 
-    checkpoint = stop_and_continue(arguments, cut, whole, signal_at("SIGKILL", 9))
+    checkpoint_of_stop = stop_and_continue(arguments, cut, whole, signal_at("SIGKILL", 9))
 
-    assert checkpoint["global_step"] == 8
-    first, second = last_checkpoint(whole), last_checkpoint(cut)
+    assert checkpoint_of_stop["global_step"] == 8
+    checkpoint_of_whole = last_checkpoint(whole)
+    checkpoint_of_cut = last_checkpoint(cut)
     for key in ENTRIES:
-        assert_identical(first[key], second[key], key)
+        assert_identical(checkpoint_of_whole[key], checkpoint_of_cut[key], key)
 
 
 WAYS = {
@@ -158,7 +156,7 @@ WAYS = {
 def test_ranks_average_as_one_process_does_and_continue_to_the_bit(
     shards: Path, tmp_path: Path, trained: Train, way: str
 ) -> None:
-    """After a validation FSDP2 has gathered averages, with which no step may be taken."""
+    """FSDP2 has gathered averages after a validation. No step may be taken with them."""
     settings = (*BASE, *EMA, *RATE)
     one_process = trained(*settings, model="NGPT")
     split = (*settings, *SPLIT, *WAYS[way])
@@ -166,14 +164,17 @@ def test_ranks_average_as_one_process_does_and_continue_to_the_bit(
 
     for curve in ("train/loss", "val/loss"):
         assert column(whole, curve) == pytest.approx(column(one_process, curve), rel=1e-4)
-    first, second = last_checkpoint(one_process), last_checkpoint(whole)
+    checkpoint_of_one = last_checkpoint(one_process)
+    checkpoint = last_checkpoint(whole)
     for key in ("state_dict", "current_model_state"):
-        assert distance(first[key], second[key]) < 1e-4
+        assert distance(checkpoint_of_one[key], checkpoint[key]) < 1e-4
+
     cut = tmp_path / "cut"
     arguments = fit_arguments(shards, cut, *split, model="NGPT")
     stop_and_continue(arguments, cut, whole, signal_at("SIGTERM", 6, 1), 75, n_ranks=2)
+    checkpoint_of_cut = last_checkpoint(cut)
     for key in ENTRIES:
-        assert_identical(last_checkpoint(whole)[key], last_checkpoint(cut)[key], key)
+        assert_identical(checkpoint[key], checkpoint_of_cut[key], key)
 
 
 @slow
@@ -213,7 +214,7 @@ def test_a_checkpoint_moves_between_one_process_and_shards(
 def test_shards_are_validated_with_the_averages(
     trained: Train, tmp_path: Path, rule: tuple[str, ...], precision: str
 ) -> None:
-    """And without averages, with the weights."""
+    """Without averages they are validated with the weights."""
     settings = (*BASE, *rule, *SPLIT, *FSDP, f"--trainer.precision={precision}")
     whole = trained(*settings, model="AnGPT", n_ranks=2)
     arguments = [

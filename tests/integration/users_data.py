@@ -86,7 +86,7 @@ class Stream(IterableDataset):
 
 
 class WithoutLength(Pairs):
-    """A state, but a loader without a length, of which Lightning reads a batch ahead."""
+    """A state, and a loader without a length. Lightning reads a batch ahead of it."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(Stream(), 4)

@@ -23,7 +23,7 @@ Heads = list[Vectors]
 """Per position, a vector per head."""
 
 Ids = Sequence[int] | None
-"""The document of each position; None for one document."""
+"""The document of each position; None for a single document."""
 
 
 class Pair(NamedTuple):
@@ -150,7 +150,7 @@ def rotate(x: Tensor, position: int, frequencies: Sequence[float]) -> Tensor:
     return torch.stack(turned)
 
 
-# Functions of one vector
+# Functions of a vector
 
 
 def unit(x: Tensor) -> Tensor:
@@ -187,8 +187,7 @@ Norm = Callable[[Tensor, str], Tensor]
 """(vector, name of its gain) → the vector, normalised as the architecture does."""
 
 Turn = Callable[[Tensor, str, int], Tensor]
-"""(W x of a head, q or k, the token's position in its document) → query or key, normalised and
-rotated."""
+"""(W x of a head, "q" or "k", position in the document) → query or key, normalised and rotated."""
 
 
 def project(
@@ -292,7 +291,7 @@ def unit_norm(x: Tensor, name: str) -> Tensor:
     return unit(x)
 
 
-# Architectures: h of one sequence → logits of that sequence
+# Architectures: h of a sequence → its logits
 
 
 def gpt(parameters: dict[str, Tensor], h: Vectors, ids: Ids, s: Settings) -> Tensor:
