@@ -20,15 +20,7 @@ from anlit.study.grid import GridPoint
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
 from anlit.study.results import read_tunings, select_points
-from anlit.study.sections import (
-    annealed,
-    convergence,
-    draws,
-    loss_gap,
-    scaling,
-    trend,
-    tuned_losses,
-)
+from anlit.study.sections import annealed, convergence, loss_gap, scaling, trend, tried_losses
 from tests.compare.conftest import keep_figures  # noqa: F401
 from tests.data import processes
 
@@ -118,7 +110,7 @@ def best_points(study: Study, output: Path) -> dict[str, GridPoint]:
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are drawn and not saved, which takes most of the time of a report."""
-    for module in (plots, annealed, draws, loss_gap, scaling, trend, tuned_losses):
+    for module in (plots, annealed, loss_gap, scaling, trend, tried_losses):
         monkeypatch.setattr(module, "save", _close)
 
 

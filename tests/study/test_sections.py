@@ -14,7 +14,7 @@ from anlit.compare.statistics import Summary
 from anlit.errors import UserError
 from anlit.study.plan import Study
 from anlit.study.report import write_report
-from anlit.study.sections import loss_gap, trend, tuned_losses
+from anlit.study.sections import loss_gap, trend, tried_losses
 from anlit.study.sections.registry import check_sections
 from tests.compare.reports import t_interval
 from tests.study.conftest import (
@@ -106,12 +106,13 @@ def check_power_law(row: dict[str, str], best_rates: dict[int, float]) -> None:
 
 def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> None:
     """The best value of each curve has a ring. A diverged loss is at the end of the axis."""
-    figures = keep_figures(tuned_losses)
+    figures = keep_figures(tried_losses)
     narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
     wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
-    losses_by_width = {32: narrow, 64: wide}
+    panel = tried_losses.Panel("GPT+", "lr", {"32": narrow, "64": wide}, list(narrow))
+    looks = {"32": ("black", "o"), "64": ("grey", "s")}
 
-    tuned_losses.draw_tuned_losses({"GPT+": losses_by_width}, "lr", "d_model", Path("a.png"))
+    tried_losses.draw_losses([panel], looks, Path("a.png"), "-")
 
     (axes,) = figures[0].axes
     curves = [line.get_xydata().tolist() for line in axes.lines]

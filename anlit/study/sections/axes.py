@@ -1,14 +1,22 @@
-"""Names, units, ticks and ranges of the axes in a study's pictures."""
+"""Names, units, ticks and ranges of the axes in a study's pictures, and lines with error bars."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import NullLocator
 
+from anlit.compare.statistics import Summary
+from anlit.reporting.figure import LineStyle
 from anlit.reporting.text import short_number
 
+Point = tuple[float, Summary]
+"""x, and the values of the seeds."""
+Lines = Mapping[str, Sequence[Point]]
+"""The points of each label."""
+BARS_TITLE = "bars: ± standard deviation over seeds"
 DISPLAY_NAMES = {
     "tokens": "training tokens",
     "flops": "training compute",
@@ -34,6 +42,37 @@ TOP = 3.0
 """An axis of losses ends at this multiple of the median's distance from the best."""
 MARGIN = 0.08
 """Free share of an axis of losses below the best and above its end."""
+
+
+def draw_lines(
+    axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], not_joined: Container[str] = ()
+) -> bool:
+    """Draw means over seeds, joined by lines, and bars of a standard deviation.
+
+    A mean without all seeds is left out. Returns whether there are bars.
+    """
+    has_bars = False
+    for label, points in lines.items():
+        colour, marker, dash = styles[label]
+        means = [np.nan if y.mean is None else y.mean for _, y in points]
+        deviations = [y.sd or np.nan for _, y in points]
+        has_deviations = bool(np.isfinite(deviations).any())
+        has_bars = has_bars or has_deviations
+        axes.errorbar(
+            [x for x, _ in points],
+            means,
+            deviations if has_deviations else None,
+            capsize=2,
+            elinewidth=0.8,
+            color=colour,
+            fmt=marker,
+            linestyle="none" if label in not_joined else dash,
+            linewidth=1.2,
+            markersize=4,
+            label=label,
+        )
+    axes.grid(True)
+    return has_bars
 
 
 def display_name(key: str) -> str:

@@ -3,11 +3,6 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-
 from anlit.compare import statistics
 from anlit.compare.notes import obstacle_to_comparison
 from anlit.compare.statistics import (
@@ -22,16 +17,23 @@ from anlit.reporting.figure import (
     BASELINE_LINE,
     COLUMN_WIDTH,
     INK,
-    LineStyle,
     legend_below,
     line_styles,
+    panels,
     save,
     style,
 )
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import MeasuredArm, StudyResults
-from anlit.study.sections.axes import UNITS, display_name, distinct_values
+from anlit.study.sections.axes import (
+    BARS_TITLE,
+    UNITS,
+    Point,
+    display_name,
+    draw_lines,
+    set_scale,
+)
 
 MAX_COLUMNS = 3
 """Panels in a row."""
@@ -51,24 +53,16 @@ class Gap(NamedTuple):
     """Why the losses cannot be compared, in two words. "" if they can."""
 
     @property
-    def differences(self) -> list[float]:
-        """The differences of the seeds on which neither run is lost."""
-        all_differences = differences(self.arm_losses, self.baseline_losses)
-        return [difference for difference in all_differences if difference is not None]
+    def differences(self) -> Summary:
+        """The differences of the seeds. None if a run is lost."""
+        return Summary(differences(self.arm_losses, self.baseline_losses))
 
     @property
     def seeds(self) -> str:
         """`3`, or `2 of 3` if a run is lost."""
-        n_known = len(self.differences)
         n_seeds = len(self.arm_losses)
-        return str(n_known) if n_known == n_seeds else f"{n_known} of {n_seeds}"
-
-    @property
-    def mean(self) -> float:
-        """The mean difference. NaN if a run is lost."""
-        if len(self.differences) < len(self.arm_losses):
-            return np.nan
-        return float(np.mean(self.differences))
+        n_lost = list(self.differences.values).count(None)
+        return f"{n_seeds - n_lost} of {n_seeds}" if n_lost else str(n_seeds)
 
 
 def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -140,8 +134,8 @@ def _gaps(results: StudyResults, baseline: str, panel_key: str, over: str) -> li
             gap = _gap(results, measured, measured_baseline, panel_key, over)
             if gap is not None:
                 gaps.append(gap)
-    panels = list(dict.fromkeys(gap.panel for gap in gaps))
-    return sorted(gaps, key=lambda gap: (panels.index(gap.panel), gap.x))
+    names = list(dict.fromkeys(gap.panel for gap in gaps))
+    return sorted(gaps, key=lambda gap: (names.index(gap.panel), gap.x))
 
 
 def _gap(
@@ -177,50 +171,28 @@ def _gap(
 
 
 def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: Path) -> None:
-    """Draw a panel for each value of `panel_key`: dots for seeds, lines through their means."""
-    panels = list(dict.fromkeys(gap.panel for gap in gaps))
+    """Draw a panel for each value of `panel_key`: means over seeds with a standard deviation."""
+    lines_by_panel: dict[str, dict[str, list[Point]]] = {}
+    for gap in gaps:
+        lines = lines_by_panel.setdefault(gap.panel, {})
+        lines.setdefault(gap.title, []).append((gap.x, gap.differences))
     styles = line_styles(list(dict.fromkeys(gap.title for gap in gaps)))
-    n_columns = min(MAX_COLUMNS, len(panels))
-    n_rows = -(-len(panels) // MAX_COLUMNS)
+    n_columns = min(MAX_COLUMNS, len(lines_by_panel))
+    handles: dict[str, Any] = {}
     with style(8):
-        size = (COLUMN_WIDTH, 0.9 + 1.6 * n_rows)
-        figure, grid = plt.subplots(n_rows, n_columns, figsize=size, sharey=True, squeeze=False)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_axis_off()
-        for axes, panel in zip(grid.flat, panels, strict=False):
-            gaps_of_panel = [gap for gap in gaps if gap.panel == panel]
-            _draw_panel(axes, gaps_of_panel, styles)
+        figure, all_axes = panels(len(lines_by_panel), n_columns, COLUMN_WIDTH / n_columns, 1.6)
+        for axes in all_axes[1:]:
+            axes.sharey(all_axes[0])
+        for axes, (panel, lines) in zip(all_axes, lines_by_panel.items(), strict=True):
+            draw_lines(axes, lines, styles)
+            axes.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
             axes.set_title(f"{display_name(panel_key)} {panel}")
-        grid[-1, n_columns // 2].set_xlabel(UNITS.get(over, display_name(over)))
+            set_scale(axes.xaxis, [gap.x for gap in gaps if gap.panel == panel])
+            axes.tick_params(labelsize=7, labelleft=axes in all_axes[::n_columns])
+            drawn_lines, labels = axes.get_legend_handles_labels()
+            handles |= zip(labels, drawn_lines, strict=True)
+        lowest_axes = all_axes[-n_columns:]
+        lowest_axes[n_columns // 2].set_xlabel(UNITS.get(over, display_name(over)))
         figure.supylabel(f"loss minus {baseline}'s (nats per token)", fontsize=8)
-        handles = []
-        for title, (colour, marker, dash) in styles.items():
-            line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
-            handles.append(Line2D([], [], markersize=4, label=title, **line))
-        legend_title = "dots: seeds; lines: their means"
-        legend_below(figure, handles, columns=3, title=legend_title)
+        legend_below(figure, list(handles.values()), columns=3, title=BARS_TITLE)
         save(figure, path)
-
-
-def _draw_panel(axes: Axes, gaps: list[Gap], styles: dict[str, LineStyle]) -> None:
-    axes.axhline(0, color=INK, linestyle=BASELINE_LINE, linewidth=0.8)
-    for title, (colour, marker, dash) in styles.items():
-        gaps_of_arm = [gap for gap in gaps if gap.title == title]
-        xs = [gap.x for gap in gaps_of_arm]
-        for gap in gaps_of_arm:
-            x_of_seeds = [gap.x] * len(gap.differences)
-            dots: dict[str, Any] = {"color": colour, "markersize": 3, "alpha": 0.6}
-            axes.plot(x_of_seeds, gap.differences, marker, linestyle="none", **dots)
-        means = [gap.mean for gap in gaps_of_arm]
-        axes.plot(xs, means, linestyle=dash, color=colour, linewidth=1.2)
-    ticks = distinct_values([gap.x for gap in gaps])
-    is_small = max(ticks) < 100
-    format_tick = "{:.2g}".format if is_small else short_number
-    labels = list(map(format_tick, ticks))
-    if ticks[0] > 0:
-        axes.set_xscale("log")
-        axes.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
-    axes.set_xticks(ticks, labels)
-    axes.minorticks_off()
-    axes.tick_params(labelsize=7)
-    axes.grid()

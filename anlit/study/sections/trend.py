@@ -1,7 +1,7 @@
 """The section `trend`: the loss, or the best value of a setting, over another value."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,17 @@ from anlit.reporting.figure import COLUMN_WIDTH, DASHES, legend_below, line_styl
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
-from anlit.study.sections.axes import UNITS, display_name, set_scale
+from anlit.study.sections.axes import (
+    BARS_TITLE,
+    UNITS,
+    Lines,
+    Point,
+    display_name,
+    draw_lines,
+    set_scale,
+)
 from anlit.study.sections.tuned_losses import tuned_losses
 
-Point = tuple[float, Summary]
-"""x, and the values of the seeds."""
-Lines = Mapping[str, Sequence[Point]]
-"""The points of each label."""
 PowerLaw = tuple[float, Interval]
 """Constant, and exponent with its interval."""
 
@@ -97,39 +101,24 @@ def draw_trend(
     styles = line_styles(list(lines))
     all_points = list(itertools.chain.from_iterable(lines.values()))
     all_x = sorted(x for x, _ in all_points)
-    has_bars = any(y.sd for _, y in all_points)
     with style(8):
         figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.7))
-        for i, (label, points) in enumerate(lines.items()):
-            colour, marker, dash = styles[label]
-            x = np.array([x for x, _ in points])
-            means = [np.nan if y.mean is None else y.mean for _, y in points]
-            deviations = [y.sd or np.nan for _, y in points] if has_bars else None
-            bars: dict[str, Any] = {"capsize": 2, "elinewidth": 0.8}
-            line: dict[str, Any] = {
-                "color": colour,
-                "fmt": marker,
-                "linestyle": "none" if label in laws else dash,
-                "linewidth": 1.2,
-                "markersize": 4,
-            }
-            axes.errorbar(x, means, deviations, label=label, **bars, **line)
-            if label in laws:  # laws may coincide: their dashes keep them apart
-                constant, exponent = laws[label]
-                fine_x = np.geomspace(x.min(), x.max(), 100)
-                law = constant * fine_x**exponent.median
-                law_dash = DASHES[i % len(DASHES)]
-                axes.plot(fine_x, law, linestyle=law_dash, color=colour, linewidth=1)
+        has_bars = draw_lines(axes, lines, styles, not_joined=laws)
+        for i, (label, (constant, exponent)) in enumerate(laws.items()):
+            first, *_, last = sorted(x for x, _ in lines[label])
+            fine_x = np.geomspace(first, last, 100)
+            law = constant * fine_x**exponent.median
+            # Laws may coincide: their dashes keep them apart.
+            law_dash = DASHES[i % len(DASHES)]
+            axes.plot(fine_x, law, linestyle=law_dash, color=styles[label].colour, linewidth=1)
         set_scale(axes.xaxis, all_x)
         if value != "loss":
             values = [y.mean or 0.0 for _, y in all_points]
             set_scale(axes.yaxis, values)
             if min(values) > 0:
                 axes.set_ylim(min(values) / 1.3, max(values) * 1.3)
-        axes.grid()
         axes.set_xlabel(UNITS.get(over, display_name(over)))
         axes.set_ylabel(UNITS.get(value, display_name(value)))
-        legend_title = "bars: ± standard deviation over seeds" if has_bars else None
         handles, _ = axes.get_legend_handles_labels()
-        legend_below(figure, handles, columns=3, title=legend_title)
+        legend_below(figure, handles, columns=3, title=BARS_TITLE if has_bars else None)
         save(figure, path)
