@@ -17,7 +17,7 @@ from anlit.compare.tokenizers import (
     obstacle_across_tokenizers,
     tokenizers_of,
 )
-from anlit.config.labels import init_args, mapping
+from anlit.config.labels import mapping
 from anlit.config.schema import (
     CORPUS,
     MODEL,
@@ -38,11 +38,6 @@ PARAMETERS_APART = 0.05
 """Share of the larger number by which parameters may differ without a note."""
 TOKENS_APART = 0.01
 """Share of the larger number by which training tokens may differ without a note."""
-THROUGHPUT_APART = 1 - 1 / 1.10
-"""Share by which the halves of a run may differ in speed without a note (10 % faster)."""
-FEWEST_POINTS = 5
-"""The fewest validation points for two halves. The first interval is left out, because compilers
-warm up in it."""
 FEWEST_LOSSES = 4
 """The fewest final losses that may form two groups: of three drawn by chance, half do."""
 GAP = 3.0
@@ -97,7 +92,6 @@ def notes_on(
             notes += _notes_against(group, baseline, speedups[group])
     notes += _note_on_target(baseline)
     notes += _notes_across(counted_runs(counted))
-    notes += unstable_throughput(counted)
     return notes
 
 
@@ -275,29 +269,6 @@ def _notes_across(runs: Sequence[Run]) -> Iterator[str]:
         yield f"A run was made with uncommitted changes, {consequence}."
     if len(records(runs, "versions")) > 1:
         yield "The runs were made with different versions of python or its packages."
-
-
-def unstable_throughput(groups: Sequence[Group]) -> Iterator[str]:
-    """A sentence for each run with halves of different speed.
-
-    A growing context would explain it, and such runs are left out.
-    """
-    for run in counted_runs(groups):
-        curve = run.curve.finite()
-        if len(curve) < FEWEST_POINTS or _has_growing_context(run):
-            continue
-        points = [1, (len(curve) - 1) // 2 + 1, -1]
-        first, second = np.diff(curve.tokens[points]) / np.diff(curve.seconds[points])
-        if _is_apart([first, second], THROUGHPUT_APART):  # false for NaN, where times are not known
-            speeds = f"{first:,.0f} tokens/s in its first half and {second:,.0f} in its second"
-            yield (
-                f"{run.folder.name}: unstable throughput, {speeds}; its seconds are not comparable."
-            )
-
-
-def _has_growing_context(run: Run) -> bool:
-    settings = init_args(run.config.get("data"))
-    return any(value for key, value in settings.items() if key.endswith("context_schedule"))
 
 
 def obstacle_to_comparison(group: Group, baseline: Group) -> str:

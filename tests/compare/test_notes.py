@@ -1,21 +1,14 @@
 """Notes on what makes a comparison unfair."""
 
-import math
-
 import pytest
 
 from anlit.compare.compare import compare
 from anlit.compare.comparison import NOT_MEASURED
-from anlit.compare.notes import unstable_throughput
-from anlit.runs.folders import load_run
-from anlit.runs.groups import group_runs
 from tests.compare.conftest import NGPT
 from tests.compare.reports import H200, LR
 
 OTHER_CONTENT = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
 FLOAT8 = "model.init_args.runtime.float8"
-EIGHT_LOSSES = {100: 5.5, 200: 5.0, 300: 4.5, 400: 4.0, 500: 3.5, 600: 3.0, 700: 2.5, 800: 2.0}
-"""Enough validations to compare the speed of two halves."""
 CHANGED_AND_KILLED = [
     {"step": 4, "changed": ["lr 2 → 3", "tau 0 → 1"]},
     {"step": 6, "changed": ["lr 3 → 7"]},  # killed before it wrote a checkpoint
@@ -27,10 +20,6 @@ CHANGED_AND_KILLED = [
 def callback(name, **settings):
     """A single callback, as `--trainer.callbacks=NAME` writes it."""
     return {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": settings}
-
-
-def slowing(tokens):
-    return 0.1 * tokens + max(0.0, 0.05 * (tokens - 500))
 
 
 def notes_on(baseline, run, folder):
@@ -129,11 +118,6 @@ def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, re
             "b: DIVERGED in effect, its final loss is above that of guessing, 6.9.",
             id="worse than guessing",
         ),
-        pytest.param(
-            {"losses": EIGHT_LOSSES, "seconds_of": slowing},
-            "b: unstable throughput, 10 tokens/s in its first half and 7",
-            id="slower and slower",
-        ),
     ],
 )
 def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, options, note):
@@ -142,24 +126,3 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
     notes = notes_on(make_run("a"), run, tmp_path / "o")
 
     assert note in "\n".join(notes)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"seconds_of": lambda tokens: 5.0 + 0.1 * tokens}, id="compiled first"),
-        pytest.param({"seconds_of": lambda tokens: math.nan}, id="times are not known"),
-        pytest.param(
-            {
-                "settings": {"data.init_args.context_schedule": {"steps": 10}},
-                "seconds_of": slowing,
-            },
-            id="a growing context",
-        ),
-    ],
-)
-def test_a_steady_machine_gives_no_note(make_run, options):
-    run = load_run(make_run("a", EIGHT_LOSSES, **options))
-    groups = group_runs([run])
-
-    assert not list(unstable_throughput(groups))
