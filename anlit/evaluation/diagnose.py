@@ -21,7 +21,6 @@ from anlit.errors import UserError
 from anlit.evaluation.data import set_validation_pieces
 from anlit.evaluation.diagnose_figures import (
     STATISTICS,
-    draw_heads,
     draw_ranges,
     draw_statistics,
     last_bin,
@@ -152,7 +151,6 @@ class Diagnose(Evaluation):
             f"## Figures, for sequences of {longest['length']:,} tokens",
             "![Statistics over the context length](statistics.png)",
             "![Weight and entropy in ranges of distances](ranges.png)",
-            "![Each head](heads.png)",
         ]
         training_length = checkpoint["training_length"]
         inside = record["inside"]
@@ -177,7 +175,6 @@ class Diagnose(Evaluation):
         figures = {
             "statistics.png": partial(draw_statistics, longest, training_length),
             "ranges.png": partial(draw_ranges, longest, training_length),
-            "heads.png": partial(draw_heads, longest),
             "norms.png": partial(
                 draw_norms, trained["norms"], untrained["norms"], inside["assumes_unit_norms"]
             ),

@@ -8,7 +8,6 @@ queries       the number of queries in each bin
 statistics    {name: [layer][head][bin]}, means over the queries, NaN in a bin without queries
 """
 
-import math
 from itertools import cycle, product
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from anlit.nn.attention.statistics import ranges
 from anlit.reporting.figure import (
@@ -25,7 +24,6 @@ from anlit.reporting.figure import (
     MARKERS,
     SHADED,
     TEXT_WIDTH,
-    heat_map,
     legend_below,
     panels,
     shade,
@@ -52,8 +50,6 @@ STATISTICS = {
 WEIGHTS = ("attention_sink", "weight_latest_100")
 """Statistics that are a share of the weight."""
 LEGEND_TITLE = "line: mean over heads; band: from the smallest to the largest head"
-MAX_NUMBERED_HEADS = 12
-"""Heat maps with more heads show no numbers."""
 MAX_TICKS = 5
 MIN_QUERY_SHARE = 0.01
 """The last bin shown has at least this share of all queries. Later means are too noisy."""
@@ -90,7 +86,8 @@ def draw_statistics(result: dict[str, Any], training_length: int) -> Figure:
     figure, all_axes = panels(len(STATISTICS), 3, TEXT_WIDTH / 3, 1.8)
     for axes, (name, statistic) in zip(all_axes, STATISTICS.items(), strict=True):
         _draw_layers(axes, result, name)
-        axes.set_title(_panel_title(name))
+        title = statistic.title
+        axes.set_title(f"weight, {title}" if name in WEIGHTS else title)
         if statistic.is_logarithmic:
             set_log_axis(axes)
         elif name in WEIGHTS:
@@ -130,34 +127,6 @@ def draw_ranges(result: dict[str, Any], training_length: int) -> Figure:
         axes.tick_params(labelleft=kind == "entropy" or span == spans[0])
     _finish(figure, all_axes, len(spans), training_length)
     return figure
-
-
-def draw_heads(result: dict[str, Any]) -> Figure:
-    """Draw each head's entropy (at most ln n) and weight on the first token at the longest n."""
-    low, high = last_bin(result)
-    last = n_reliable_bins(result) - 1
-    entropy = statistic_values(result, "entropy")[:, :, last]
-    sink = statistic_values(result, "attention_sink")[:, :, last]
-    n_layers, n_heads = entropy.shape
-    size = (TEXT_WIDTH, 0.9 + min(7.0, 0.22 * n_layers + 0.5))
-    figure, (entropy_axes, sink_axes) = plt.subplots(1, 2, figsize=size)
-    has_numbers = n_heads <= MAX_NUMBERED_HEADS
-    entropy_map = heat_map(entropy_axes, entropy, math.log(high), has_numbers)
-    sink_map = heat_map(sink_axes, sink, 1.0, has_numbers)
-    figure.colorbar(entropy_map, ax=entropy_axes)
-    figure.colorbar(sink_map, ax=sink_axes)
-    entropy_axes.set_title(_panel_title("entropy"))
-    sink_axes.set_title(_panel_title("attention_sink"))
-    for axes in (entropy_axes, sink_axes):
-        axes.set(ylabel="layer", xlabel=f"head (n = {low:,} to {high:,})")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-    return figure
-
-
-def _panel_title(name: str) -> str:
-    title = STATISTICS[name].title
-    return f"weight, {title}" if name in WEIGHTS else title
 
 
 def _draw_layers(axes: Axes, result: dict[str, Any], name: str) -> None:

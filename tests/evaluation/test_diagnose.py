@@ -244,9 +244,7 @@ def test_the_report_has_a_section_for_each_length(output: Output) -> None:
     assert "| 1 | " in output.report
 
 
-@pytest.mark.parametrize(
-    "name", ["statistics", "ranges", "heads", "norms", "scores", "scores_untrained"]
-)
+@pytest.mark.parametrize("name", ["statistics", "ranges", "norms", "scores", "scores_untrained"])
 def test_the_report_has_its_figures(output: Output, name: str) -> None:
     assert f"{name}.png" in output.report
     assert (output.folder / f"{name}.png").stat().st_size > 10_000
