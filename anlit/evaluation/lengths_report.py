@@ -16,7 +16,7 @@ from anlit.compare.statistics import Summary, mean_sd
 from anlit.evaluation.runner import Report
 from anlit.reporting.figure import SHADED, TEXT_WIDTH, legend_below, line_styles, shade
 from anlit.reporting.page import listed
-from anlit.reporting.table import NONE, Table, markdown_table
+from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal
 
 MIN_POSITION = 8
@@ -45,10 +45,9 @@ errors if there are several runs. *Change* is the loss minus the loss at the tra
 are on the same tokens, so its standard error, over blocks of {block:,} tokens, is as a rule smaller
 than the error of the losses."""
 POSITION_NOTE = """\
-Mean loss by position in sequences of {length:,} tokens. At position p the model sees p earlier
-tokens: of the document if documents are masked, else of the sequence. The standard error (s.e.) is
-over sequences. Different ranges have different tokens, and with masking only long documents reach
-the late positions. So compare along a row, where all configurations read the same tokens."""
+In the figure, at position p the model sees p earlier tokens: of the document if documents are
+masked, else of the sequence. Different positions have different tokens, so compare configurations
+at the same position. lengths.json has the losses by range of positions."""
 
 Point = tuple[float, float | None, float | None]
 """x, mean and standard deviation over seeds."""
@@ -75,13 +74,8 @@ def report_lengths(record: dict[str, Any]) -> Report:
         "![loss over length and position](lengths.png)",
         markdown_table(LENGTH_COLUMNS, rows),
         LENGTH_NOTE.format(tokens=tokens, block=math.lcm(*lengths)),
-        "## By position",
-        POSITION_NOTE.format(length=lengths[-1]),
+        POSITION_NOTE,
     ]
-    for masked in settings["masking"]:
-        text_unit = "the document" if masked else "the sequence"
-        paragraphs.append(f"### Position in {text_unit}, {_masking_text(masked)}")
-        paragraphs.append(_position_table(record, lengths[-1], masked))
     if notes:
         paragraphs += ["## Notes", listed(notes)]
     table = Table(
@@ -122,21 +116,6 @@ def _length_cells(seeds: list[dict[str, Any]]) -> list[str]:
         f"{losses[0]['tokens']:,}",
         f"{seeds[0]['sequences']:,}",
     ]
-
-
-def _position_table(record: dict[str, Any], length: int, masked: bool) -> str:
-    """A table of losses with a row for each range of positions and a column for each arm."""
-    arms = record["arms"]
-    measurements = [measurements_of_arm(record, arm, length, masked) for arm in arms]
-    rows = []
-    for k, span in enumerate(measurements[0][0]["by_position"]):
-        row = [f"{span['first']:,} – {span['end'] - 1:,}", f"{span['estimate']['tokens']:,}"]
-        for seeds in measurements:
-            loss, error = _loss_and_error([seed["by_position"][k]["estimate"] for seed in seeds])
-            row.append(loss if error == NONE else f"{loss} (s.e. {error})")
-        rows.append(row)
-    labels = [literal(arm["label"]) for arm in arms]
-    return markdown_table(["positions", "tokens", *labels], rows)
 
 
 def _loss_and_error(estimates: list[dict[str, Any] | None]) -> tuple[str, str]:
