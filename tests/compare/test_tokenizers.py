@@ -104,30 +104,20 @@ NO_HASH = {"text_sha256": None}
             data("t1", 2.0, **SAME_SIZE), {}, "other text", "OTHER VALIDATION TEXT", id="hash"
         ),
         pytest.param(
-            data("t1", 2.0, **NO_HASH), {}, "", "VALIDATION TEXT NOT VERIFIED", id="no hash"
-        ),
-        pytest.param(
-            data("t1", 2.0, **NO_HASH, bytes=3_999),
-            {},
-            "other text",
-            "3,999 bytes, the baseline 10 documents of 4,000 bytes",
-            id="other size",
+            data("t1", 2.0, **NO_HASH), {}, "other text", "a folder without its hash", id="no hash"
         ),
         pytest.param(
             data("t1", 2.0),
             {"data.init_args.val_blocks": 3},
             "other parts of the text",
-            "3 blocks (about 3,072 of 4,000 bytes), the baseline on 3 blocks (about 1,536 of 4,000",
+            "validates on other parts of the text, so there is no test",
             id="blocks",
-        ),
-        pytest.param(
-            data("t1", 2.0), {"data.init_args.val_blocks": 9}, "", "another tokenizer", id="all"
         ),
         pytest.param(
             data("t1", 2.0),
             {"data.init_args.score_first_token": False},
             "other parts of the text",
-            "without the first token of each document",
+            "leave data.val_blocks out, and data.score_first_token true",
             id="first tokens",
         ),
         pytest.param(
