@@ -218,7 +218,7 @@ def _encode_documents(
         if not encoding.ids:
             raise UserError(f"{origin}: the tokenizer makes no tokens of its text: leave it out")
         (change,) = round_trip.find_changes([document], [np.array(encoding.ids)])
-        if change is not None and change.kind != ChangeKind.NORMALISED:
+        if change not in (None, ChangeKind.NORMALISED):
             totals.changed += 1
         ranges = to_byte_ranges(document, encoding.offsets)
         yield EncodedDocument(encoding.ids, document, ranges, origin)

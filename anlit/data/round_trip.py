@@ -6,11 +6,10 @@ of all other tokenizers are decoded, which takes a tenth to a half of the time o
 """
 
 import json
-import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
@@ -18,8 +17,6 @@ from tokenizers import Tokenizer, pre_tokenizers
 from anlit.data.tokenizer import flatten_steps
 from anlit.errors import tokenizer_panics_as_errors
 
-SHOWN_CHARACTERS = 20
-"""Characters of a text that a message shows."""
 NormalForm = Literal["NFC", "NFD"]
 NORMAL_FORMS: tuple[NormalForm, ...] = ("NFC", "NFD")
 SPLITTING_STEPS = ("Split", "Digits")
@@ -32,24 +29,6 @@ class ChangeKind(StrEnum):
     NORMALISED = "normalised"  # another Unicode normal form of the same characters
     CHANGED = "changed"  # another text: letters are lost, lower case, other spaces
     LOST = "lost"  # the empty text
-
-
-class TextChange(NamedTuple):
-    """A text that differs from its decoded tokens."""
-
-    kind: ChangeKind
-    text: str
-    decoded: str
-
-    @property
-    def first_difference(self) -> str:
-        """A clause with the first characters that differ."""
-        start = len(os.path.commonprefix([self.text, self.decoded]))  # noqa: RUF071  of characters
-        # Normal forms look alike.
-        show = ascii if self.kind == ChangeKind.NORMALISED else repr
-        text = show(self.text[start : start + SHOWN_CHARACTERS])
-        decoded = show(self.decoded[start : start + SHOWN_CHARACTERS])
-        return f"{text} becomes {decoded}"
 
 
 class RoundTrip:
@@ -69,7 +48,7 @@ class RoundTrip:
 
     def find_changes(
         self, texts: Sequence[str], tokens: Sequence[np.ndarray]
-    ) -> Iterator[TextChange | None]:
+    ) -> Iterator[ChangeKind | None]:
         """Yield how each text changes, or None if it comes back.
 
         `tokens` has the tokens of each text without the end-of-document token.
@@ -81,17 +60,13 @@ class RoundTrip:
         with tokenizer_panics_as_errors():
             decoded_texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
         for text, decoded in zip(texts, decoded_texts, strict=True):
-            if text == decoded:
-                yield None
-            else:
-                yield TextChange(_change_kind(text, decoded), text, decoded)
+            yield None if text == decoded else _change_kind(text, decoded)
 
-    def _normalise(self, text: str) -> TextChange | None:
+    def _normalise(self, text: str) -> ChangeKind | None:
         """Return how a byte-level tokenizer changes a text."""
         if self.normal_form is None or unicodedata.is_normalized(self.normal_form, text):
             return None
-        normalised = unicodedata.normalize(self.normal_form, text)
-        return TextChange(ChangeKind.NORMALISED, text, normalised)
+        return ChangeKind.NORMALISED
 
 
 def _change_kind(text: str, decoded: str) -> ChangeKind:

@@ -1,7 +1,6 @@
 """Each kind of tokenizer with each kind of text: the changes, their counts and their messages."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -149,7 +148,7 @@ def test_each_text_changes_as_the_table_says(kind: str, tmp_path: Path) -> None:
     for name, text in TEXTS.items():
         (tokens,) = encode_documents(tokenizer, [text], end, "<u2")
         (change,) = round_trip.find_changes([text], [tokens[:-1]])
-        changes[name] = SAME if change is None else change.kind.value
+        changes[name] = SAME if change is None else change.value
         if len(tokens) == 1:
             changes[name] = NO_TOKEN
         decoded = tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False)
@@ -190,8 +189,7 @@ def test_prepare_counts_and_reports_the_changes(
     clauses = {NORMALISED: "in another Unicode", CHANGED: "as another text, so no"}
     for change, clause in clauses.items():
         count = f"{changes[change]} of {n_documents} documents come back from their tokens"
-        pattern = rf"{count} {clause}.*a\.jsonl, line \d+: .* becomes "
-        assert bool(re.search(pattern, messages)) == (changes[change] > 0)
+        assert (f"{count} {clause}" in messages) == (changes[change] > 0)
 
 
 def test_a_repair_makes_the_same_tokens_with_a_tokenizer_that_has_dropout(
@@ -282,8 +280,7 @@ def test_tokens_that_take_the_spaces_beside_them_are_decoded(tmp_path: Path) -> 
     first_change, second_change = RoundTrip(tokenizer).find_changes(texts, tokens)
 
     assert first_change is None
-    assert second_change.kind == CHANGED
-    assert second_change.first_difference == "' <x>' becomes '<x>'"
+    assert second_change == CHANGED
 
 
 def test_a_split_that_cuts_and_drops_is_decoded(tmp_path: Path) -> None:

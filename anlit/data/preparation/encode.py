@@ -33,7 +33,7 @@ from anlit.data.preparation.tasks import (
     split_of_document,
     split_of_file,
 )
-from anlit.data.round_trip import ChangeKind, RoundTrip, TextChange
+from anlit.data.round_trip import ChangeKind, RoundTrip
 from anlit.data.storage.manifest import TASKS, TEXT_HASH, TOKENIZER, VAL, as_hex, hash_text
 from anlit.data.storage.shards import CHUNK_HEADER_BYTES
 from anlit.errors import UserError
@@ -74,7 +74,7 @@ class _ChunkWriter:
         tokens: np.ndarray,
         n_bytes: int,
         n_documents: int = 1,
-        change: TextChange | None = None,
+        change: ChangeKind | None = None,
         text: str | None = None,
     ) -> None:
         """Add documents of `n_bytes` of text.
@@ -86,7 +86,7 @@ class _ChunkWriter:
             self._text_sums[stream] += hash_text(text)
         if change is not None:
             changes = counts["changes"]
-            changes[change.kind] = changes.get(change.kind, 0) + n_documents
+            changes[change] = changes.get(change, 0) + n_documents
         counts["documents"] += n_documents
         counts["bytes"] += n_bytes
         counts["tokens"] += len(tokens)
@@ -180,7 +180,6 @@ class _TextEncoder:
         self.piece = piece
         self.writer = writer
         self.counts = Counter(dict.fromkeys(COUNT_KEYS, 0))
-        self.first_change: dict[ChangeKind, str] = {}
         self.skipped = Counter[str]()
         self.skipped_list: list[tuple[str, str, str]] = []
 
@@ -206,15 +205,13 @@ class _TextEncoder:
                 else:
                     self._add(path, record, *next(results))
         counts: dict[str, Any] = dict(self.counts)
-        if self.first_change:
-            counts["first_change"] = self.first_change
         if self.skipped:
             counts["skipped"] = self.skipped
             counts["skipped_list"] = self.skipped_list
         return counts
 
     def _add(
-        self, path: Path, record: Record, tokens: np.ndarray, change: TextChange | None
+        self, path: Path, record: Record, tokens: np.ndarray, change: ChangeKind | None
     ) -> None:
         """Add a document to its stream, unless its tokens cannot be used."""
         problem, detail = _problem_with(tokens, self.job.end_of_document, change)
@@ -224,8 +221,6 @@ class _TextEncoder:
         stream = self._stream_of(record)
         self.writer.add(stream, tokens, record.size, change=change, text=record.text)
         self.counts.update(documents=1, bytes=record.size, tokens=len(tokens))
-        if change is not None and change.kind not in self.first_change:
-            self.first_change[change.kind] = f"{record.location}: {change.first_difference}"
 
     def _skip(self, path: Path, record: Record, problem: str, detail: str) -> None:
         """Count a document that is left out. Raise UserError if the user has not allowed that."""
@@ -253,12 +248,12 @@ def shown_name(file: SourceFile, path: Path) -> str:
 
 
 def _problem_with(
-    tokens: np.ndarray, end_of_document: int, change: TextChange | None
+    tokens: np.ndarray, end_of_document: int, change: ChangeKind | None
 ) -> tuple[str | None, str]:
     """Return why a document's tokens cannot be used, and the detail. The last token ends it."""
     if len(tokens) == 1:
         return "no_token", "the tokenizer makes no token of its text"
-    if change is not None and change.kind == ChangeKind.LOST:
+    if change == ChangeKind.LOST:
         return "no_text", "nothing of its text comes back from the tokenizer's tokens"
     if (tokens[:-1] == end_of_document).any():
         return "separator", SEPARATOR_INSIDE

@@ -109,12 +109,10 @@ def prepare(
                 )
             (folder / MANIFEST).unlink(missing_ok=True)  # until its end a repair is unfinished
             run_tasks(job, done_tasks, workers or cores(), cluster)
-            records = read_records(folder, len(tasks))
             write_times(folder, times)
-            publish(job, plan, listing, records, command)
+            publish(job, plan, listing, read_records(folder, len(tasks)), command)
             manifest = read_manifest(str(folder))
             _say_result(folder, manifest)
-            _say_changes(folder, manifest, records)
             return manifest
 
 
@@ -157,7 +155,7 @@ def _locked(folder: Path) -> AcquireReturnProxy:
 
 
 def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Say how many tokens and documents the folder has."""
+    """Say how many tokens and documents the folder has, and how many its tokens change."""
     tokens = []
     for split in manifest["splits"]:
         tokens.append(f"{manifest[split]['tokens']:,} tokens in {split}")
@@ -167,21 +165,10 @@ def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:
     share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
     if share > LARGE_VAL_SHARE:
         say(f"{folder}: val has {share:.0%} of the tokens, because documents are held out whole.")
-
-
-def _say_changes(
-    folder: Path, manifest: Mapping[str, Any], records: Mapping[int, dict[str, Any]]
-) -> None:
-    """Say how many documents do not come back from their tokens, and show the first."""
-    first: dict[str, str] = {}
-    for record in records.values():
-        for file in record["files"]:
-            for kind, location in file.get("first_change", {}).items():
-                first.setdefault(kind, f"{file['name']}, {location}")
     for kind, count in manifest.get(CHANGES, {}).items():
         say(
             f"{folder}: {count:,} of {manifest['documents']:,} documents come back from their "
-            f"tokens {CHANGE_EXPLANATIONS[kind]}; the first is {first[kind]}."
+            f"tokens {CHANGE_EXPLANATIONS[kind]}."
         )
 
 
