@@ -1,4 +1,4 @@
-"""The section `tuning`: each arm's best point, and all points or the best draws.
+"""The section `tuning`: each arm's best point, and all points.
 
 Every report has it.
 """
@@ -20,8 +20,6 @@ TUNING_COLUMNS = (
     "its loss",
     "second best",
 )
-MOST_DRAWS = 8
-"""Draws in the table of each arm. report.json has all."""
 
 
 def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
@@ -39,9 +37,6 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     for arm_tuning in tunings:
         point_rows += _point_rows(arm_tuning)
     noun = "grid" if results.study.search is None else "range"
-    point_paragraphs = ["## Tuning, all settings"]
-    if results.study.search is not None:
-        point_paragraphs = ["## Tuning, the best settings", _sentence_on_left_out(tunings)]
     return [
         "## Tuning",
         f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
@@ -50,18 +45,9 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
         "might find a better one.",
         markdown_table([*TUNING_COLUMNS, f"edge of the {noun}"], rows),
         *draws(results),
-        *point_paragraphs,
+        "## Tuning, all settings",
         markdown_table(["arm", "setting", "validation loss", "state"], point_rows, left=(0, 1, 3)),
     ]
-
-
-def _sentence_on_left_out(tunings: list[Tuning]) -> str:
-    """A sentence on the draws that the table leaves out; empty if it has all."""
-    searched = [len(arm_tuning.points) for arm_tuning in tunings if arm_tuning.arm.ranges]
-    n_draws = max(searched, default=0)
-    if n_draws <= MOST_DRAWS:
-        return ""
-    return f"Of each arm's draws the best {MOST_DRAWS}; report.json has all {n_draws}."
 
 
 def _budget(tunings: list[Tuning]) -> str:
@@ -107,10 +93,9 @@ def _edge(arm_tuning: Tuning) -> str:
 
 
 def _point_rows(arm_tuning: Tuning) -> list[list[str]]:
-    """A row for each point of a grid, or for the best draws: arm, setting, loss, states of runs."""
+    """A row for each point: arm, setting, loss, states of runs."""
     rows = []
-    n_rows = MOST_DRAWS if arm_tuning.arm.ranges else None
-    for point, loss, states in arm_tuning.points[:n_rows]:
+    for point, loss, states in arm_tuning.points:
         texts = []
         for state in states:
             texts.append(literal(f"{state.status} {state.reason}".strip()))
