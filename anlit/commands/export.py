@@ -10,9 +10,9 @@ def parser() -> ToolParser:
         prog="anlit export",
         description="Writes a trained model into its own folder. As safetensors: "
         "model.safetensors, config.json and, if it is known, tokenizer.json; every command of "
-        "anlit takes that folder, and --initial_weights unless it is folded. As huggingface: a "
+        "anlit takes that folder, and so does --initial_weights. As huggingface: a "
         "folder for transformers' AutoModelForCausalLM.from_pretrained.",
-        epilog="Example: anlit export runs/angpt-seed1 --fold --output exported/angpt",
+        epilog="Example: anlit export runs/angpt-seed1 --output exported/angpt",
     )
     add = parser.add_argument
     add(
@@ -26,11 +26,6 @@ def parser() -> ToolParser:
         choices=("safetensors", "huggingface"),
         default="safetensors",
         help="for anlit, or transformers",
-    )
-    add(
-        "--fold",
-        action="store_true",
-        help="store the factors of nGPT and anGPT in their matrices: only for inference",
     )
     add(
         "--dtype",
@@ -52,7 +47,6 @@ def main(argv: list[str]) -> None:
         options.checkpoint,
         options.output,
         options.format,
-        options.fold,
         options.tokenizer,
         options.dtype,
     )

@@ -9,8 +9,6 @@ ARCHITECTURES = {
     "GPT": "GPT+",
     "NGPT": "nGPT",
     "AnGPT": "anGPT",
-    "FoldedNGPT": "nGPT (folded)",
-    "FoldedAnGPT": "anGPT (folded)",
 }
 """Class of a model → its name in tables."""
 SPELLED_AS_CLASS = ("ALiBi", "LogN", "SqrtLogN")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import anlit
 from anlit.hub.builtin_models import config_sizes
-from anlit.hub.translated_settings import ARCHITECTURES, MECHANISMS
+from anlit.hub.translated_settings import MECHANISMS
 from anlit.nn.layers.positions import NoPE, Positions
 from anlit.nn.mechanisms.mechanism import Mechanism
-from anlit.nn.models.fold import Stored, fold
+from anlit.nn.models.fold import fold
 from anlit.training.load_model import Checkpoint
 
 MODULE = "modeling_anlit"
@@ -30,9 +30,9 @@ def export(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     The settings are such that `refuse_dropped_settings` accepts them.
     """
-    name = ARCHITECTURES[checkpoint.architecture]
+    name = checkpoint.architecture
     decoder = checkpoint.model.model
-    if name != "GPT" and not isinstance(decoder.s_z, Stored):
+    if name != "GPT":
         decoder = fold(decoder)
     config = {
         "architectures": [f"{name}ForCausalLM"],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
-from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, write_exported, write_folder
+from anlit.checkpoints.exported import EMBEDDING, HEAD, write_exported, write_folder
 from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG, SpecialTokens
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
@@ -20,16 +20,13 @@ from anlit.evaluation.tokenizer import (
 from anlit.hub import builtin_models, custom_code, families
 from anlit.hub.translated_settings import refuse_dropped_settings
 from anlit.io.write import write_json, writing
-from anlit.nn.models.fold import fold
 from anlit.training.load_model import Checkpoint, load_checkpoint
-from anlit.training.models import FOLDED
 
 
 def export_model(
     checkpoint: str,
     output: str,
     form: str,
-    folded: bool,
     tokenizer: str | None,
     dtype: str,
 ) -> Path:
@@ -39,14 +36,13 @@ def export_model(
         checkpoint: A run folder, a .ckpt file or an exported folder.
         output: A new or empty folder.
         form: `safetensors` for anlit itself, `huggingface` for transformers.
-        folded: Store the factors of nGPT and anGPT in their matrices, as `huggingface` always does.
         tokenizer: The tokenizer.json to add. None: the tokenizer of the model's data, if any.
         dtype: The precision of the weights: float32, bfloat16 or float16.
 
     Raises:
-        UserError: The checkpoint is missing, damaged or foreign. The model has no factors to fold,
-            or no form for transformers. The tokenizer belongs to another model. `output` is not
-            empty, or cannot be written.
+        UserError: The checkpoint is missing, damaged or foreign. The model has no form for
+            transformers. The tokenizer belongs to another model. `output` is not empty, or cannot
+            be written.
     """
     folder = check_new_folder(output)
     loaded = load_checkpoint(checkpoint, "cpu")  # checks that the weights fit
@@ -58,7 +54,7 @@ def export_model(
         if form == "huggingface":
             write_huggingface(loaded, folder, model_tokenizer, dtype)
         else:
-            _write_safetensors(loaded, folder, model_tokenizer, folded, dtype)
+            _write_safetensors(loaded, folder, model_tokenizer, dtype)
     return folder
 
 
@@ -71,18 +67,9 @@ def check_new_folder(output: str) -> Path:
 
 
 def _write_safetensors(
-    checkpoint: Checkpoint,
-    folder: Path,
-    tokenizer: CheckpointTokenizer | None,
-    folded: bool,
-    dtype: str,
+    checkpoint: Checkpoint, folder: Path, tokenizer: CheckpointTokenizer | None, dtype: str
 ) -> None:
     content = read_checkpoint(checkpoint.file)
-    if folded:
-        weights = fold(checkpoint.model.model).state_dict()
-        architecture = FOLDED[checkpoint.architecture].__name__
-        content["state_dict"] = {PREFIX + name: tensor for name, tensor in weights.items()}
-        content["anlit"] = content["anlit"] | {"architecture": architecture}
     separator: dict[str, Any] = {}
     tokenizer_json = None
     if tokenizer:

@@ -17,14 +17,8 @@ from anlit.nn.layers.positions import Positions
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.training.language_model import LanguageModel
 
-ARCHITECTURES = {
-    "GPT": "GPT",
-    "NGPT": "NGPT",
-    "FoldedNGPT": "NGPT",
-    "AnGPT": "AnGPT",
-    "FoldedAnGPT": "AnGPT",
-}
-"""The architecture that the custom code has for each class of models."""
+ARCHITECTURES = ("GPT", "NGPT", "AnGPT")
+"""The classes of models that the custom code has."""
 
 CONFIG_SETTINGS = {
     "vocab_size",

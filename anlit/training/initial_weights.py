@@ -64,11 +64,6 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
 
 
 def _refuse_architecture(saved: str, expected: str, source: str) -> None:
-    if saved.startswith("Folded"):
-        raise UserError(
-            f"{source} holds a folded model, which cannot be trained: give the run's checkpoint, "
-            "or export it without --fold"
-        )
     if saved != expected:
         raise UserError(
             f"{source} holds {saved}, but the configuration's model is {expected}: set --model "

@@ -1,22 +1,15 @@
-"""GPT+, nGPT and anGPT as LightningModules: each network with its default optimizer and schedule.
-
-The folded classes are for inference; they refuse to train.
-"""
+"""GPT+, nGPT and anGPT as LightningModules: each network with its optimizer and schedule."""
 
 from typing import Any
 
 from jsonargparse import lazy_instance
 
-from anlit.errors import UserError
 from anlit.nn.models.angpt import AnGPTConfig, AnGPTDecoder
-from anlit.nn.models.fold import fold
 from anlit.nn.models.gpt import GPTConfig, GPTDecoder
 from anlit.nn.models.ngpt import NGPTConfig, NGPTDecoder
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import AdamW, OptimizerFactory
 from anlit.training.optim.schedule import Cosine, Schedule
-
-__all__ = ["GPT", "NGPT", "AnGPT"]
 
 
 class GPT(LanguageModel):
@@ -83,30 +76,3 @@ class AnGPT(LanguageModel):
     ) -> None:
         config = AnGPTConfig(**settings)
         super().__init__(AnGPTDecoder, config, optimizer, schedule, lr_factors)
-
-
-class _Folded(LanguageModel):
-    """anGPT or nGPT, folded for inference by `anlit export --fold`. It refuses to train."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model = fold(self.model)
-
-    def setup(self, stage: str) -> None:
-        if stage == "fit":
-            raise UserError(
-                "a folded model cannot be trained, because its factors are in its matrices: train "
-                "from the run's checkpoint, or export it without --fold"
-            )
-
-
-class FoldedAnGPT(_Folded, AnGPT):
-    """Arguments as in AnGPT."""
-
-
-class FoldedNGPT(_Folded, NGPT):
-    """Arguments as in NGPT."""
-
-
-FOLDED: dict[str, type[LanguageModel]] = {"AnGPT": FoldedAnGPT, "NGPT": FoldedNGPT}
-"""The folded class of each architecture, by class name."""

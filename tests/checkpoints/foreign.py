@@ -131,15 +131,10 @@ def as_run(run: Path, folder: Path, settings: Settings) -> Path:
     return copy
 
 
-def as_folded(run: Path, folder: Path, settings: Settings) -> Path:
-    return as_export(run, folder, settings, "--fold")
-
-
 FORMS: dict[str, Callable[[Path, Path, Settings], Path]] = {
     "file": as_file,
     "shards": as_shards,
     "export": as_export,
-    "folded": as_folded,
     "run": as_run,
 }
 """The forms of a checkpoint: functions of a run, a folder for the checkpoint, and settings."""

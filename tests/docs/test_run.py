@@ -58,7 +58,6 @@ DOCS_TABLE=docs/reference/commands.md python -m pytest -m slow tests/docs/test_r
 does. Those that take long or need something from elsewhere are not run.
 """
 EXPORTED = "exported/angpt"
-FOLDED = "exported/angpt-folded"
 RESULTS = (
     "runs/comparison/report.html",
     "runs/power-bias/run.json",
@@ -136,24 +135,22 @@ def test_commands_take_exported_folders_as_documented(
 ) -> None:
     """See docs/after-training.md. The folders are results of the commands above."""
     monkeypatch.chdir(folder)
-    for exported in (EXPORTED, FOLDED):
-        common = ["--data", "data/mine", "--lengths", "256", "--output", "again"]
-        for command in (
-            ["generate", exported, "import", "--max_tokens", "3"],
-            ["score", exported, "texts/0.txt", "--output", "again.parquet"],
-            ["lengths", exported, "--tokens", "4096", *common],
-            ["needle", exported, "--depths", "2", "--samples", "1", *common],
-            ["diagnose", exported, "--tokens", "2048", *common],
-        ):
-            assert main(command) == 0, command
-        assert main(["compare", exported, "--output", "again"]) == 2
-        configuration = ["--config", f"{exported}/config.yaml"]
-        assert main(["validate", *configuration, "--ckpt_path", exported]) == 2
+    common = ["--data", "data/mine", "--lengths", "256", "--output", "again"]
+    for command in (
+        ["generate", EXPORTED, "import", "--max_tokens", "3"],
+        ["score", EXPORTED, "texts/0.txt", "--output", "again.parquet"],
+        ["lengths", EXPORTED, "--tokens", "4096", *common],
+        ["needle", EXPORTED, "--depths", "2", "--samples", "1", *common],
+        ["diagnose", EXPORTED, "--tokens", "2048", *common],
+    ):
+        assert main(command) == 0, command
+    assert main(["compare", EXPORTED, "--output", "again"]) == 2
+    configuration = ["--config", f"{EXPORTED}/config.yaml"]
+    assert main(["validate", *configuration, "--ckpt_path", EXPORTED]) == 2
 
     fit = ["fit", "--config", "model/angpt.yaml", "--config", "small.yaml"]
     fit += ["--trainer.max_steps", "1"]
     assert main([*fit, "--initial_weights", EXPORTED, "--run_dir", "runs/again"]) == 0
-    assert main([*fit, "--initial_weights", FOLDED, "--run_dir", "runs/folded"]) == 2
 
 
 def test_the_script_for_python_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:

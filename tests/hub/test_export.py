@@ -44,7 +44,6 @@ from anlit.hub.translated_settings import (
 from anlit.nn.models.gpt import GPTConfig
 from anlit.training import models as architectures
 from anlit.training.load_model import load_checkpoint
-from anlit.training.models import FoldedAnGPT
 from tests.data.prepared import END, VOCABULARY
 from tests.evaluation.saved import make_run, make_run_with_text, prepare, save, small
 from tests.hub.models import (
@@ -64,9 +63,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("own_code_cache")
 
 SCALED = PositionsPattern([Llama3RoPE(8.0, 8), YaRN(4.0, 8, attention_factor=1.0)])
-FOLDED = ["--fold"]
 FOR_TRANSFORMERS = ["--format=huggingface"]
-FORMS = pytest.mark.parametrize("form", [[], FOLDED, FOR_TRANSFORMERS], ids=str)
+FORMS = pytest.mark.parametrize("form", [[], FOR_TRANSFORMERS], ids=str)
 
 
 def logits_of(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
@@ -260,7 +258,7 @@ CODE_SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT, FoldedAnGPT])
+@pytest.mark.parametrize("architecture", [GPT, NGPT, AnGPT])
 @pytest.mark.parametrize("settings", CODE_SETTINGS, ids=str)
 @pytest.mark.covering(1)
 def test_every_gate_and_norm_in_code_of_its_own(

@@ -80,7 +80,7 @@ def folder(tmp_path_factory) -> Path:
     """The folder in which the commands are typed. No command changes it."""
     root = tmp_path_factory.mktemp("mistakes")
     run = trained(root, "AnGPT")
-    for name, *options in (("exported",), ("folded", "--fold"), ("hf", "--format=huggingface")):
+    for name, *options in (("exported",), ("hf", "--format=huggingface")):
         assert main(["export", str(run), "--output", str(root / name), *options]) == 0
     shutil.copytree(root / "data", root / "swapped")
     (root / "swapped" / "tokenizer.json").write_text(

@@ -1,4 +1,4 @@
-"""Folding: for inference, the matrices of nGPT and anGPT absorb the factors that multiply them.
+"""Folding: for transformers, the matrices of nGPT and anGPT absorb the factors that multiply them.
 
 Training keeps factors and matrices apart. The bound on the rows holds for the matrix alone. The
 step size holds for the scaling vector alone. After training the product is enough:
@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anlit.errors import UserError
 from anlit.nn.layers.linear import ScaledLinear
 from anlit.nn.layers.norms import UnitNorm
 from anlit.nn.layers.scaling import ScalingVector
 from anlit.nn.models.angpt import AnGPTBlock
-from anlit.nn.models.decoder import Decoder, NormalisedDecoder
+from anlit.nn.models.decoder import Decoder
 
 
 class Stored(nn.Module):
@@ -68,18 +67,7 @@ class FoldedAnGPTBlock(AnGPTBlock):
 
 @torch.no_grad()
 def fold(decoder: Decoder) -> Decoder:
-    """Return a copy of `decoder` with the same logits and its factors in its matrices.
-
-    Raises:
-        UserError: The decoder has no factors (GPT+), or is folded already.
-    """
-    if not isinstance(decoder, NormalisedDecoder):
-        raise UserError(
-            "--fold is for nGPT and anGPT, because GPT+ has no factors to fold into matrices: "
-            "leave it out"
-        )
-    if isinstance(decoder.s_z, Stored):
-        raise UserError("the model is folded already: leave out --fold")
+    """Return a copy of an nGPT or anGPT with the same logits and its factors in its matrices."""
     folded: Any = copy.deepcopy(decoder)
     for module in folded.modules():
         if isinstance(module, ScaledLinear):

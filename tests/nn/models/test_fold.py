@@ -1,24 +1,16 @@
-"""Folded models: the same logits, fewer multiplications, no training."""
+"""Folded models: the same logits, fewer multiplications."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anlit import GPT, NGPT, AnGPT, NoPE
-from anlit.cli import main
-from anlit.errors import UserError
+from anlit import NGPT, AnGPT, NoPE
 from anlit.evaluation.generation import Request, Sampling, generate
 from anlit.nn.models.fold import fold
-from anlit.training.initial_weights import load_initial_weights
-from anlit.training.load_model import load_checkpoint
-from anlit.training.models import FoldedAnGPT, FoldedNGPT
-from tests.data.prepared import VOCABULARY
-from tests.evaluation.saved import make_run, prepare
-from tests.nn.models.tiny import fit, jolt, random_tokens, tiny
+from tests.nn.models.tiny import jolt, random_tokens, tiny
 
 MULTIPLICATIONS = {
     "mul",
@@ -88,37 +80,3 @@ def test_a_folded_model_generates_the_same_with_a_cache(architecture) -> None:
     texts_of_folded = generate(fold(decoder), requests, 24, Sampling(seed=4))
 
     assert [text.tokens for text in texts] == [text.tokens for text in texts_of_folded]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "label"),
-    [
-        (NGPT, "nGPT (folded)"),
-        (AnGPT, "anGPT (folded)"),
-    ],
-)
-def test_a_folded_export_loads_everywhere_but_for_training(
-    architecture, label, tmp_path: Path, refusal
-) -> None:
-    run = make_run(tmp_path / "run", prepare(tmp_path / "data"), architecture)
-    out = tmp_path / "out"
-
-    assert main(["export", str(run), "--fold", "--output", str(out)]) == 0
-
-    tokens = random_tokens(2, 12, vocab_size=VOCABULARY)
-    original = load_checkpoint(str(run), "cpu")
-    loaded = load_checkpoint(str(out), "cpu")
-    assert loaded.label.startswith(label)
-    expected = original.model(tokens)
-    torch.testing.assert_close(loaded.model(tokens), expected, rtol=1e-5, atol=1e-5)
-    assert "folded already" in refusal("export", out, "--fold", "--output", tmp_path / "again")
-    with pytest.raises(UserError, match="holds a folded model, which cannot be trained"):
-        load_initial_weights(original.model, str(out))
-
-
-def test_training_a_folded_model_and_folding_gpt_are_refused() -> None:
-    for architecture in (FoldedNGPT, FoldedAnGPT):
-        with pytest.raises(UserError, match="a folded model cannot be trained"):
-            fit(tiny(architecture), max_steps=1)
-    with pytest.raises(UserError, match=r"GPT\+ has no factors"):
-        fold(tiny(GPT).model)
