@@ -81,7 +81,7 @@ gpu-wheels:  ## Collect what a GPU machine without a network lacks, into WHEELS 
 
 install: $(VENV)/.installed  ## Only make the virtual environment
 
-extras: $(VENV)/.installed  ## Optional packages, torch left as it is (EXTRAS=cluster, eval, float8, gs, triton, flash, flash4, wandb, completion)
+extras: $(VENV)/.installed  ## Optional packages, torch left as it is (EXTRAS=cluster, eval, float8, gs, triton, flash, flash4, wandb)
 	@[ -n "$(EXTRAS)" ] || { echo "give the packages' purpose: make extras EXTRAS=eval"; exit 2; }
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh "$(EXTRAS)"
 

@@ -3,7 +3,6 @@
 `anlit --help` answers without importing torch.
 """
 
-import argparse
 import importlib
 import logging
 import os
@@ -16,14 +15,13 @@ from typing import Any, TextIO
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
 from anlit.commands.working_directory import import_from_working_directory
-from anlit.config.options import NAMES_OF_FILES, ToolParser
+from anlit.config.options import ToolParser
 from anlit.errors import (
     INTERRUPTED,
     PREEMPTED,
     RUN_FOLDER,
     Preempted,
     UserError,
-    install_advice,
     report_unforeseen,
     tokenizer_panics_as_errors,
 )
@@ -45,9 +43,8 @@ commands:
 
 anlit COMMAND --help lists the options of one command; anlit fit --print_config
 prints the resolved YAML, --model.help AnGPT and --data.help TextFiles explain
-one class's settings. anlit --print_completion bash prints the completion for a
-shell (bash, zsh, tcsh, fish). Every command takes --import MODULE, for a
-model, a mechanism or data of your own that a checkpoint names.
+one class's settings. Every command takes --import MODULE, for a model, a
+mechanism or data of your own that a checkpoint names.
 """
 
 
@@ -86,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: str, *arguments: str) -> int:
-    """Run a command, or print the help, the version or a completion; return the exit code."""
+    """Run a command, or print the help or the version; return the exit code."""
     if command in COMMANDS:
         return _run_command(command, list(arguments))
     if command in ("-h", "--help", "help"):
@@ -94,8 +91,6 @@ def _run(command: str, *arguments: str) -> int:
         echo(USAGE.format(version=anlit.__version__, commands=commands))
     elif command in ("-V", "--version"):
         echo(f"anlit {anlit.__version__}")
-    elif command == "--print_completion":
-        echo(_completion(" ".join(arguments) or "bash"))
     else:
         raise UserError(f"unknown command '{command}': choose one of {', '.join(COMMANDS)}")
     return 0
@@ -111,43 +106,8 @@ def _run_command(command: str, arguments: list[str]) -> int:
         make_torchmetrics_lazy()
         if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
             arguments = [command, *arguments]
-        return _module(command).main(arguments) or 0
-
-
-def _module(command: str) -> Any:
-    return importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
-
-
-def _completion(shell: str) -> str:
-    """Return shtab's script that completes commands, options and file names in a shell."""
-    try:
-        import shtab
-    except ImportError as error:
-        advice = install_advice("completion", "shtab")
-        raise UserError(f"--print_completion needs shtab: {advice}") from error
-    if shell not in shtab.SUPPORTED_SHELLS:
-        shells = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise UserError(f"--print_completion {shell} is not known: choose one of {shells}")
-    program = argparse.ArgumentParser(prog="anlit")
-    subparsers = program.add_subparsers()
-    for command, text in COMMANDS.items():
-        parser = _parser_to_complete(command)
-        for action in vars(parser)["_actions"]:
-            if action.metavar in NAMES_OF_FILES:
-                action.complete = shtab.FILE
-        help_text = text.split(":")[0]
-        subparsers.add_parser(command, help=help_text, parents=[parser], add_help=False)
-    return str(shtab.complete(program, shell))
-
-
-def _parser_to_complete(command: str) -> argparse.ArgumentParser:
-    """Return a command's parser. LightningCLI's takes seconds: its stand-in has --config alone."""
-    if command in LIGHTNING:
-        parser = ToolParser()
-        parser.add_argument("--config", metavar="FILE")
-        return parser
-    parser_arguments = [command] if command in EVALUATIONS else []
-    return _module(command).parser(*parser_arguments)
+        module: Any = importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
+        return module.main(arguments) or 0
 
 
 def _import_modules(arguments: list[str]) -> list[str]:
