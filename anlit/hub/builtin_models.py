@@ -22,7 +22,6 @@ from anlit.hub.translated_settings import (
 )
 from anlit.nn.layers import positions
 from anlit.nn.layers.norms import RMSNorm
-from anlit.nn.layers.positions import NoPE
 from anlit.nn.mechanisms.plain import Plain
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
 from anlit.nn.models.decoder import Decoder
@@ -41,15 +40,16 @@ def find_model_type(model: LanguageModel, origin: str | None = None) -> str | No
     if changed_settings(model, CONFIG_SETTINGS | TRAINING_SETTINGS):
         return None
     decoder: Any = model.model
-    rotary = _rotary_positions(decoder)
-    distinct_rotary = {str(module_to_plain_values(layer)) for layer in rotary}
-    if not all(map(_has_common_settings, decoder.blocks)) or len(distinct_rotary) != 1:
+    rope = decoder.blocks[0].positions
+    distinct_positions = {str(module_to_plain_values(block.positions)) for block in decoder.blocks}
+    distinct_windows = {block.attention.mechanism.window for block in decoder.blocks}
+    if not all(map(_has_common_settings, decoder.blocks)):
         return None
-    if type(rotary[0]) not in ROPE_TYPE_BY_CLASS or rotary[0].fraction != 1:
+    if len(distinct_positions) > 1 or len(distinct_windows) > 1:
         return None
-    if changed_arguments(rotary[0], _rope_arguments(rotary[0])):
+    if type(rope) not in ROPE_TYPE_BY_CLASS or rope.fraction != 1:
         return None
-    if len(set(filter(None, _windows(decoder)))) > 1:
+    if changed_arguments(rope, _rope_arguments(rope)):
         return None
     fitting = [kind for kind, family in FAMILIES.items() if _fits(decoder, family)]
     if origin in fitting:
@@ -58,20 +58,15 @@ def find_model_type(model: LanguageModel, origin: str | None = None) -> str | No
 
 
 def _fits(decoder: Any, family: Family) -> bool:
-    """Whether a family has the decoder's QK-norm, layers without rotation, windows and sizes."""
+    """Whether a family has the decoder's QK-norm, windows and sizes."""
     block = decoder.blocks[0]
     if family.qk_norm != isinstance(block.norm_q, RMSNorm):
-        return False
-    if not family.nope and len(_rotary_positions(decoder)) < len(decoder.blocks):
         return False
     # Llama's configuration needs heads that divide the width.
     is_llama = family.architecture == "LlamaForCausalLM"
     if is_llama and decoder.embedding.embedding_dim % block.n_heads != 0:
         return False
-    windows = _windows(decoder)
-    if not any(windows):
-        return True
-    return family.windows == "in some" or (family.windows == "in all" and all(windows))
+    return family.has_windows or block.attention.mechanism.window is None
 
 
 def _has_common_settings(block: Any) -> bool:
@@ -84,15 +79,6 @@ def _has_common_settings(block: Any) -> bool:
     if type(mechanism) is not Plain or changed_arguments(mechanism, ()):
         return False
     return not isinstance(block.norm_q, RMSNorm) or block.norm_q.eps == block.norm_1.eps
-
-
-def _rotary_positions(decoder: Any) -> list[Any]:
-    """The positions of the layers that have a rotation."""
-    return [block.positions for block in decoder.blocks if type(block.positions) is not NoPE]
-
-
-def _windows(decoder: Any) -> list[int | None]:
-    return [block.attention.mechanism.window for block in decoder.blocks]
 
 
 def config_sizes(decoder: Any, context_length: int) -> dict[str, Any]:
@@ -117,22 +103,14 @@ def config_json(decoder: Any, context_length: int, model_type: str) -> dict[str,
     family = FAMILIES[model_type]
     config: dict[str, Any] = {"architectures": [family.architecture], "model_type": model_type}
     config |= config_sizes(decoder, context_length)
-    config["rms_norm_eps"] = decoder.blocks[0].norm_1.eps
+    block = decoder.blocks[0]
+    config["rms_norm_eps"] = block.norm_1.eps
     for key, required in REQUIRED_VALUES.items():
         if required.value is not None:
             config[key] = required.value
-    config |= _rope_settings(_rotary_positions(decoder)[0])
-    windows = _windows(decoder)
-    if family.windows != "nowhere":
-        config["sliding_window"] = next(filter(None, windows), None)
-    if family.windows == "in some":
-        config["use_sliding_window"] = any(windows)
-        config["layer_types"] = [
-            "sliding_attention" if width else "full_attention" for width in windows
-        ]
-    if family.nope:
-        is_rotary = [type(block.positions) is not NoPE for block in decoder.blocks]
-        config["no_rope_layers"] = list(map(int, is_rotary))
+    config |= _rope_settings(block.positions)
+    if family.has_windows:
+        config["sliding_window"] = block.attention.mechanism.window
     return config
 
 

@@ -23,10 +23,6 @@ from anlit.hub.families import (
 CONFIG_JSON = "config.json"
 NO_ARGUMENTS = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
 """Keys of `rope_parameters` that are not arguments of the positions' class."""
-DEFAULT_WINDOW_LAYERS = 28
-"""transformers' default of `max_window_layers`: the first layer with a window."""
-DEFAULT_NOPE_INTERVAL = 4
-"""transformers' default of `no_rope_layer_interval`."""
 
 
 def check_config(config: dict[str, Any], folder: Path) -> None:
@@ -41,6 +37,8 @@ def check_config(config: dict[str, Any], folder: Path) -> None:
         value = config.get(key, required_value)
         if value != required_value:
             reasons.append(f"{key}={shown(value)} ({why_required})")
+    if config.get("use_sliding_window"):
+        reasons.append("use_sliding_window (windows in some of its layers)")
     rope = _rope_parameters(config, family)
     reasons += _rope_obstacles(rope)
     share = rope["partial_rotary_factor"]
@@ -99,19 +97,13 @@ def gpt_settings(config: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, name in SETTINGS.items():
         settings[name] = config.get(key, defaults.get(key))
-    rotary = _rotary_positions(config, family)
-    positions = []
-    for is_rotary in _rotary_layers(config, family):
-        positions.append(rotary if is_rotary else _class_with_arguments("NoPE"))
-    attention = []
-    for width in _windows(config, family):
-        if width is None:
-            attention.append(_class_with_arguments("Plain"))
-        else:
-            attention.append(_class_with_arguments("SlidingWindow", width=width))
     settings["qk_norm"] = family.qk_norm
-    settings["positions"] = _pattern_of_layers(positions, "PositionsPattern")
-    settings["attention"] = _pattern_of_layers(attention, "AttentionPattern")
+    settings["positions"] = _rotary_positions(config, family)
+    width = config.get("sliding_window", family.defaults.get("sliding_window"))
+    if family.has_windows and width is not None:
+        settings["attention"] = _class_with_arguments("SlidingWindow", width=width)
+    else:
+        settings["attention"] = _class_with_arguments("Plain")
     return settings
 
 
@@ -144,60 +136,3 @@ def _rope_parameters(config: dict[str, Any], family: Family) -> dict[str, Any]:
     for key, default in (("rope_theta", 10_000.0), ("partial_rotary_factor", 1.0)):
         rope.setdefault(key, config.get(key) or family.defaults.get(key, default))
     return rope
-
-
-def _rotary_layers(config: dict[str, Any], family: Family) -> list[bool]:
-    """Whether each layer has rotary positions; a single value stands for all layers."""
-    if not family.nope:
-        return [True]
-    n_layers = config["num_hidden_layers"]
-    flags = config.get("no_rope_layers")
-    if not flags:
-        interval = config.get("no_rope_layer_interval") or DEFAULT_NOPE_INTERVAL
-        # Every interval-th layer has no rotation, a flag of 0.
-        flags = [(layer + 1) % interval for layer in range(n_layers)]
-    return list(map(bool, flags[:n_layers]))
-
-
-def _windows(config: dict[str, Any], family: Family) -> list[int | None]:
-    """The width of each layer's window; a single value stands for all layers."""
-    width = config.get("sliding_window", family.defaults.get("sliding_window"))
-    n_layers = config["num_hidden_layers"]
-    if family.windows == "in all":
-        return [width]
-    if family.windows == "nowhere" or not config.get("use_sliding_window"):
-        return [None]
-    layer_types = config.get("layer_types")
-    if layer_types:
-        has_window = [kind == "sliding_attention" for kind in layer_types[:n_layers]]
-    elif family.nope:
-        has_window = [not is_rotary for is_rotary in _rotary_layers(config, family)]
-    else:
-        first = config.get("max_window_layers")
-        if first is None:
-            first = DEFAULT_WINDOW_LAYERS
-        has_window = [layer >= first for layer in range(n_layers)]
-    return [width if windowed else None for windowed in has_window]
-
-
-def _pattern_of_layers(layers: list[dict[str, Any]], pattern: str) -> dict[str, Any]:
-    """The object of all layers, or the shortest pattern that gives it to them in turn.
-
-    Args:
-        layers: The object of each layer as plain values.
-        pattern: The class of such a pattern.
-    """
-    period = _shortest_period(layers)
-    if period == 1:
-        return layers[0]
-    return _class_with_arguments(pattern, layers=layers[:period])
-
-
-def _shortest_period(layers: list[dict[str, Any]]) -> int:
-    """The fewest first layers that give all layers if they are repeated."""
-    n_layers = len(layers)
-    for period in range(1, n_layers):
-        repeated = [layers[i % period] for i in range(n_layers)]
-        if repeated == layers:
-            return period
-    return n_layers

@@ -5,7 +5,7 @@ weight of GPT+.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -33,9 +33,8 @@ All other keys are required.
 TYPES: dict[str, type] = {
     "model_type": str,
     **dict.fromkeys([key for key in SETTINGS if key not in OPTIONAL], int),
-    **dict.fromkeys(("sliding_window", "no_rope_layer_interval", "max_window_layers"), int),
+    "sliding_window": int,
     **dict.fromkeys(("rope_parameters", "rope_scaling"), dict),
-    **dict.fromkeys(("layer_types", "no_rope_layers"), list),
 }
 """The types of the keys that import reads, if they are present and not null."""
 
@@ -79,6 +78,9 @@ KEYS_WITHOUT_EFFECT = {
     "problem_type",
     "return_dict",
     "use_cache",
+    # Of windows in some layers, which `use_sliding_window` turns on
+    "layer_types",
+    "max_window_layers",
     # Read with the rotation and the windows
     "partial_rotary_factor",
     "rope_theta",
@@ -148,34 +150,22 @@ class Family:
         name: Its name in messages.
         architecture: Its class in transformers.
         qk_norm: Whether queries and keys are normalised.
-        windows: Where `sliding_window` applies: nowhere, in all layers, or in those that
-            `layer_types` names.
-        nope: Whether `no_rope_layers` takes the rotation from some layers.
+        has_windows: Whether `sliding_window` applies, in all layers.
         defaults: Its values for missing keys that differ from `OPTIONAL`.
     """
 
     name: str
     architecture: str
     qk_norm: bool = False
-    windows: Literal["nowhere", "in all", "in some"] = "nowhere"
-    nope: bool = False
+    has_windows: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES = {
-    "qwen3": Family(
-        "Qwen3", "Qwen3ForCausalLM", qk_norm=True, windows="in some", defaults={"head_dim": 128}
-    ),
+    "qwen3": Family("Qwen3", "Qwen3ForCausalLM", qk_norm=True, defaults={"head_dim": 128}),
     "llama": Family("Llama", "LlamaForCausalLM"),
     "mistral": Family(
-        "Mistral", "MistralForCausalLM", windows="in all", defaults={"sliding_window": 4096}
-    ),
-    "smollm3": Family(
-        "SmolLM3",
-        "SmolLM3ForCausalLM",
-        windows="in some",
-        nope=True,
-        defaults={"rope_theta": 2e6, "tie_word_embeddings": True},
+        "Mistral", "MistralForCausalLM", has_windows=True, defaults={"sliding_window": 4096}
     ),
 }
 """By `model_type`. An export takes the first family that fits."""

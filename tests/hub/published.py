@@ -73,12 +73,6 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 12,
         "num_key_value_heads": 1,
     },
-    "Qwen3, windows": {
-        **QWEN3,
-        "use_sliding_window": True,
-        "sliding_window": 5,
-        "max_window_layers": 1,
-    },
     "Llama-2-7b": {**LLAMA, "num_key_value_heads": 4, "torch_dtype": "float16"},
     "Llama-2, linear": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "Llama-3.2-1B": {
@@ -103,22 +97,6 @@ CASES: dict[str, dict[str, Any]] = {
     "Mistral-7B-v0.1": {**MISTRAL, "rope_theta": 10000.0, "sliding_window": 5},
     "Mistral-7B-v0.3": MISTRAL,
     "Mistral-Nemo": {**MISTRAL, "head_dim": 20},
-    "SmolLM3-3B": {
-        **LLAMA,
-        **NO_BIAS,
-        "architectures": ["SmolLM3ForCausalLM"],
-        "model_type": "smollm3",
-        "mlp_bias": False,
-        "layer_types": ["full_attention"] * 5,
-        "no_rope_layer_interval": 4,
-        "no_rope_layers": [1, 1, 1, 0, 1],
-        "num_hidden_layers": 5,
-        "rope_theta": 5000000.0,
-        "sliding_window": None,
-        "use_sliding_window": False,
-        "tie_word_embeddings": True,
-        "pad_token_id": 4,
-    },
 }
 
 

@@ -244,6 +244,7 @@ def test_every_mechanism_in_code_of_its_own(mechanism: str, tmp_path: Path) -> N
 
 QUARTER = RoPE(fraction=0.25, base=500.0)
 CODE_SETTINGS = [
+    {"positions": PositionsPattern([NoPE(), RoPE()])},
     {"qk_norm": False, "attention_gate": "per_head", "v_norm": True},
     {"attention_gate": "per_element", "post_norm": True, "attention_norm": True},
     {"qk_norm_eps": 0.5, "qk_norm_gain": True, "positions": QUARTER},

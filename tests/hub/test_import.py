@@ -176,7 +176,7 @@ LONGROPE = {"rope_scaling": {"type": "longrope"}}
 MSCALE = {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}
 NO_FACTOR = {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}
 QUANTISED = {"quantization_config": {"bits": 4}}
-NO_WIDTH = {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 MISFITS = [
     (
         {"hidden_act": "relu", "mlp_bias": True},
@@ -199,10 +199,10 @@ MISFITS = [
     ({"num_key_value_heads": 3}, "n_kv_heads=3 does not divide model.n_heads=4"),
     ({"num_attention_heads": None}, "has no num_attention_heads"),
     (
-        {"layer_types": 3},
-        "config.json cannot be read (layer_types is int in place of list)",
+        {"rope_scaling": 3},
+        "config.json cannot be read (rope_scaling is int in place of dict)",
     ),
-    (NO_WIDTH, "SlidingWindow's width must be"),
+    (WINDOWS, "use_sliding_window (windows in some of its layers)"),
     # Some sentence, whatever a config.json from anywhere has
     ({"rope_scaling": {"rope_type": {"a": 1}}}, ""),
     ({"rope_theta": "x"}, ""),
