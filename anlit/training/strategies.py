@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from anlit.checkpoints import sharded
 from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE, separate_averages
 from anlit.checkpoints.checkpoint_io import (
     AtomicCheckpointIO,
-    by_number,
     read_without_shards,
     rename_parameters,
 )
@@ -48,8 +46,6 @@ class FullySharded(ModelParallelStrategy):
         reduce_dtype: The dtype in which gradients are summed.
         reshard_after_forward: Free a block's gathered parameters after its forward pass. False
             needs more memory and two thirds of the traffic.
-        sharded_checkpoints: Each rank writes its shard into a folder; otherwise rank 0 writes one
-            file.
         async_checkpoints: Write the shards in the background, from a copy in host memory.
         process_group_backend: nccl or gloo; null takes the device's backend.
         timeout_minutes: The longest wait for ranks that may be dead. Checkpoints in the background
@@ -62,13 +58,12 @@ class FullySharded(ModelParallelStrategy):
         gather_dtype: Literal["float32", "bfloat16"] = "float32",
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
         reshard_after_forward: bool = True,
-        sharded_checkpoints: bool = True,
         async_checkpoints: bool = False,
         process_group_backend: str | None = None,
         timeout_minutes: float = 10.0,
     ) -> None:
         timeout = timedelta(minutes=timeout_minutes)
-        super().__init__("auto", "auto", sharded_checkpoints, process_group_backend, timeout)
+        super().__init__("auto", "auto", True, process_group_backend, timeout)
         self.replicas = replicas
         self.policy = MixedPrecisionPolicy(
             param_dtype=getattr(torch, gather_dtype),
@@ -76,7 +71,6 @@ class FullySharded(ModelParallelStrategy):
             cast_forward_inputs=False,
         )
         self.reshard_after_forward = reshard_after_forward
-        self.writes_shards = sharded_checkpoints
         self._checkpoints = sharded.ShardedCheckpoints(async_checkpoints, timeout)
 
     @property
@@ -119,28 +113,11 @@ class FullySharded(ModelParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
         path = self.broadcast(str(filepath))
-        if self.writes_shards:
-            self._files.written.add(path)  # only these are ever removed
-            for key in sharded.WEIGHTS:
-                if key in checkpoint:
-                    checkpoint[key] = self._with_tied_marks(checkpoint[key], key)
-            self._checkpoints.save(checkpoint, Path(path))
-        else:
-            super(ModelParallelStrategy, self).save_checkpoint(checkpoint, path, storage_options)
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """This rank's shard of the state, by parameter name.
-
-        For a single file rank 0 has the whole state, in torch's form.
-        """
-        if self.writes_shards:
-            return super().optimizer_state(optimizer)
-        assert self.model is not None
-        if isinstance(optimizer, LightningOptimizer):
-            optimizer = optimizer.optimizer
-        options = dcp_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = dcp_state.get_optimizer_state_dict(self.model, optimizer, options=options)
-        return by_number(state) if self.global_rank == 0 else {}
+        self._files.written.add(path)  # only these are ever removed
+        for key in sharded.WEIGHTS:
+            if key in checkpoint:
+                checkpoint[key] = self._with_tied_marks(checkpoint[key], key)
+        self._checkpoints.save(checkpoint, Path(path))
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
@@ -148,8 +125,8 @@ class FullySharded(ModelParallelStrategy):
         """Load weights and optimizer states into the shards; returns everything else.
 
         Lightning numbers an optimizer's parameters in the order of the model. torch numbers them by
-        groups, and so does a single file. Raises UserError if the checkpoint is damaged or of
-        another model.
+        groups, and so does the single file of another strategy. Raises UserError if the checkpoint
+        is damaged or of another model.
         """
         module: Any = self.lightning_module
         path = Path(self.broadcast(str(checkpoint_path)))

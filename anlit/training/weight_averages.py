@@ -28,13 +28,12 @@ from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE
 from anlit.errors import UserError
 from anlit.nn.layers.norms import restore_norms
 from anlit.nn.layers.precision import wide_dtype
-from anlit.nn.layers.sharded import fill, full_tensor, local_tensor
+from anlit.nn.layers.sharded import fill, local_tensor
 from anlit.training.lightning_internals import (
     averaging_device,
     averaging_functions,
     completes_step,
 )
-from anlit.training.strategies import FullySharded
 
 Tensors = Mapping[nn.Parameter, Tensor]
 _log = logging.getLogger(__name__)
@@ -278,16 +277,10 @@ def _state_with(
     The state is empty on ranks that save nothing.
     """
     _reshard(pl_module)
-    strategy = pl_module.trainer.strategy
-    gathers = isinstance(strategy, FullySharded) and not strategy.writes_shards
-    saved_tensors: dict[nn.Parameter, Tensor] = {}
     replaced = dict(state)
     for name, weight in pl_module.named_parameters(remove_duplicate=False):
-        if weight not in saved_tensors:
-            tensor = tensors[weight]
-            saved_tensors[weight] = full_tensor(tensor).cpu() if gathers else tensor
         if name in state:
-            replaced[name] = saved_tensors[weight]
+            replaced[name] = tensors[weight]
     return replaced
 
 

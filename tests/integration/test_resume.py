@@ -108,13 +108,6 @@ SLOW_CASES = {
     "killed at the end of an epoch": Case(EPOCHS, signal_at("SIGKILL", 6), KILLED, 3),
     "ddp": Case((*RANKS, *DDP), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2),
     "fsdp, rank 0": Case((*RANKS, *FSDP), signal_at("SIGTERM", 2, 0), PREEMPTED, 4, n_ranks=2),
-    "fsdp in one file": Case(
-        (*RANKS, *FSDP, "--trainer.strategy.sharded_checkpoints=false"),
-        signal_at("SIGTERM", 2, 0),
-        PREEMPTED,
-        4,
-        n_ranks=2,
-    ),
     "in the background": Case(
         (*RANKS, *BACKGROUND), signal_at("SIGTERM", 2, 1), PREEMPTED, 4, n_ranks=2
     ),

@@ -68,7 +68,6 @@ WAYS = {
     "fsdp3": Way(3, 1, FSDP),
     "fsdp4": Way(4, 1, FSDP),
     "hybrid": Way(4, 1, [*FSDP, "--trainer.strategy.replicas=2"]),
-    "single2": Way(2, 2, [*FSDP, "--trainer.strategy.sharded_checkpoints=false"]),
     "async2": Way(2, 2, BACKGROUND),
 }
 TrainWay = Callable[..., Path]
@@ -295,15 +294,12 @@ def saved(train: TrainWay, way: Way, model: str = "AnGPT", *extra: str) -> Path:
 FAST_MATRIX = [("AnGPT", "fsdp2", "one"), ("AnGPT", "one", "fsdp2")]
 CONTINUING = ("one", "ddp2", "fsdp2")
 MATRIX = [
-    *itertools.product(["AnGPT"], ("one", "ddp2", "fsdp2", "fsdp4", "single2"), CONTINUING),
-    ("AnGPT", "one", "single2"),
-    ("AnGPT", "fsdp2", "single2"),
+    *itertools.product(["AnGPT"], ("one", "ddp2", "fsdp2", "fsdp4"), CONTINUING),
     ("AnGPT", "async2", "one"),
     ("AnGPT", "fsdp2", "async2"),
     ("AnGPT", "fsdp2", "fsdp4"),
     *itertools.product(("GPT", "NGPT", "muon"), ["fsdp2"], ["one"]),
     *itertools.product(("GPT", "NGPT", "muon"), ["one"], ["fsdp2"]),
-    *itertools.product(("GPT", "NGPT", "muon"), ["single2"], ["ddp2"]),
 ]
 
 

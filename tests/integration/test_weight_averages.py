@@ -29,7 +29,6 @@ TAIL = ("--config=trainer/swa.yaml", "--trainer.callbacks.share=0.7")
 """The mean of steps 4 to 13: the checkpoint of step 8 has a part of it."""
 RATE = ("--model.optimizer.lr=0.02",)
 """So large that a mean of nGPT's rows is clearly shorter than 1."""
-WHOLE_FILES = (*FSDP, "--trainer.strategy.sharded_checkpoints=false")
 SPLIT = ("--data.batch_size=2",)
 ENTRIES = ("current_model_state", "averaging_state")
 
@@ -147,7 +146,6 @@ def test_a_killed_run_is_continued_to_the_bit(
 WAYS = {
     "ddp": DDP,
     "sharded": (*FSDP, "--trainer.strategy.reshard_after_forward=false"),
-    "sharded, whole files": WHOLE_FILES,
     "sharded, in the background": BACKGROUND,
 }
 
