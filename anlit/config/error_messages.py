@@ -9,12 +9,12 @@ a pattern and a function for each kind of error.
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
-from pydoc import locate
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anlit.config.registry import public_classes
+from anlit.config.schema import SETTINGS
 from anlit.config.value_checks import TYPES_IN_WORDS
 
 LONGEST_MESSAGE = 400
@@ -23,8 +23,6 @@ FEW_OPTIONS = 40
 """Fewer options than this are listed."""
 NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 """Schedules that no configuration names: base classes, and the schedule of `--anneal`."""
-USUAL_CLASSES = {"model": "anlit.GPT", "data": "anlit.TokenShards"}
-"""Key of a class that a configuration chooses → a class that has the settings of most of them."""
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
@@ -125,27 +123,20 @@ def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
     if match.re.pattern == _ARGUMENT and not name.startswith("-"):
         return f"{error.program} does not know what to do with {name}: {error.help}"
     kind = "an option" if name.startswith("-") else "a setting"
-    option = _option_that_ends_in(name.lstrip("-"), error.options)
-    fix = f"did you mean --{option}?" if option else _nearest(name, error.options) or error.help
+    key = _key_that_ends_in(name.lstrip("-")) if "--model" in error.options else ""
+    fix = f"did you mean --{key}?" if key else _nearest(name, error.options) or error.help
     return f"{'.'.join([*keys, name])} is not {kind} of {error.program}: {fix}"
 
 
-def _option_that_ends_in(name: str, options: Collection[str]) -> str:
-    """`trainer.max_steps` for `max_steps`, `model.optimizer.lr` for `lr`; "" if there is none."""
-    for option in options:
-        if option.endswith(f".{name}"):
-            return option.lstrip("-")
-    if "--model" not in options:
-        return ""
-    from anlit.config.objects import parameters_of  # torch
+def _key_that_ends_in(name: str, section: str = "") -> str:
+    """`trainer.max_steps` for `max_steps`, `model.optimizer.lr` for `lr`; "" if there is none.
 
-    for section, usual_class in USUAL_CLASSES.items():
-        parameters = parameters_of(_class_at(usual_class))
-        if name in [parameter.name for parameter in parameters]:
-            return f"{section}.{name}"
-        path = _path_within(parameters, name)
-        if path:
-            return f"{section}.{path}"
+    `section` is the beginning of the key.
+    """
+    for setting in SETTINGS:
+        key = setting.key.removesuffix(".*")
+        if key.startswith(section) and key.endswith(f".{name}"):
+            return key
     return ""
 
 
@@ -167,13 +158,12 @@ def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, own
     if kind.__name__ == "LanguageModel":  # the class of all models: none was chosen
         missing = "the following arguments are required: --model"
         return explain_parser_error(missing, error.options, error.program)
-    parameters = parameters_of(kind)
-    path = _path_within(parameters, name)
-    if path:
-        fix = f"did you mean {'.'.join([*keys, path])}?"
+    key = _key_that_ends_in(name, ".".join([*keys, ""]))
+    if key.count(".") > len(keys):  # in a class of one of its settings
+        fix = f"did you mean {key}?"
     else:
-        names = [parameter.name for parameter in parameters if parameter.name != "params"]
-        fix = _nearest(name, names)
+        names = [parameter.name for parameter in parameters_of(kind)]
+        fix = _nearest(name, [name for name in names if name != "params"])
     fix = fix or "the class has none, so leave it out, or choose a class that has it"
     return f"{'.'.join([*keys, name])} is not a setting of {owner}: {fix}"
 
@@ -188,29 +178,6 @@ def _nearest(name: str, options: Collection[str]) -> str:
     if options and plain_name == name and len(options) < FEW_OPTIONS:
         return f"choose one of {', '.join(options)}"
     return ""
-
-
-def _path_within(parameters: Iterable[Any], name: str) -> str | None:
-    """`optimizer.lr`, if the usual class of one of a class's parameters has the setting `lr`."""
-    from anlit.config.objects import parameters_of  # torch
-
-    for parameter in parameters:
-        kind = _usual_class(parameter)
-        if kind is not None and name in [inner.name for inner in parameters_of(kind)]:
-            return f"{parameter.name}.{name}"
-    return None
-
-
-def _usual_class(parameter: Any) -> type | None:
-    """The class of a parameter's default, or its annotation if that is a dataclass."""
-    from anlit.config.objects import Configured, made_real  # torch
-
-    kind: Any = parameter.annotation if is_dataclass(parameter.annotation) else None
-    if isinstance(parameter.default, Configured):
-        kind = type(made_real(parameter.default))
-    elif isinstance(parameter.default, dict):
-        kind = locate(parameter.default.get("class_path", ""))
-    return kind if isinstance(kind, type) else None
 
 
 def _explain_no_mapping(error: ParserError, match: re.Match[str]) -> str:
