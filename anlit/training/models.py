@@ -11,6 +11,8 @@ from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import AdamW, OptimizerFactory
 from anlit.training.optim.schedule import Cosine, Schedule
 
+__all__ = ["GPT", "NGPT", "AnGPT"]
+
 
 class GPT(LanguageModel):
     """GPT+ with its training settings.
