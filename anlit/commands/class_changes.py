@@ -1,8 +1,8 @@
-"""Names the settings of configuration files that later files or options drop or keep.
+"""Names the settings of configuration files that later files or options drop.
 
 A later file or option may choose another class for a key. The parser then drops the settings that
-the new class lacks, and keeps the others. It says nothing. An option may also replace the list of
-callbacks, to which `callbacks+` would add.
+the new class lacks. It says nothing. An option may also replace the list of callbacks, to which
+`callbacks+` would add.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,12 @@ from typing import Any
 from jsonargparse import Namespace
 
 from anlit.commands.arguments import CONFIGURATION_SCHEMA
-from anlit.config.labels import ARCHITECTURES, as_list, class_name, init_args, mapping
+from anlit.config.labels import as_list, class_name, init_args, mapping
 from anlit.io.read import read_yaml
-
-TUNED_SETTINGS = ("optimizer", "schedule")
-"""Settings of a model that are tuned for its class, and that every model has."""
 
 
 def class_change_messages(config: Namespace) -> Iterator[str]:
-    """Yield a sentence for each file and class with settings that a later class drops or keeps."""
+    """Yield a sentence for each file and class with settings that a later class drops."""
     files = [str(file) for file in config.config or []]
     contents = {file: read_yaml(file, CONFIGURATION_SCHEMA) for file in files}
     final = config.as_dict()
@@ -29,7 +26,6 @@ def class_change_messages(config: Namespace) -> Iterator[str]:
                 yield f"{file}: {sentence}"
     for file, content in contents.items():
         yield from _dropped_callbacks(file, content, final["trainer"])
-    yield from _kept_settings(contents, final["model"])
 
 
 def _dropped_settings(spec: Any, final_spec: Any, key: str) -> Iterator[str]:
@@ -73,40 +69,3 @@ def _settings_of(spec: Any) -> dict[str, Any]:
     if "class_path" in values or "init_args" in values:
         return init_args(values)
     return values
-
-
-def _kept_settings(contents: dict[str, dict[str, Any]], final_model: Any) -> Iterator[str]:
-    """Yield a sentence for each file with tuned settings that stay for a model of another class."""
-    final_class = class_name(final_model)
-    last_file_with = {}
-    for file, content in contents.items():
-        for name in init_args(content.get("model")):
-            last_file_with[name] = file
-    for file, content in contents.items():
-        file_class = class_name(content.get("model"))
-        if file_class in ("", final_class):
-            continue
-        settings = init_args(content["model"])
-        final_settings = init_args(final_model)
-        kept_names = []
-        for name in TUNED_SETTINGS:
-            is_last = last_file_with.get(name) == file
-            if is_last and _is_contained(settings[name], final_settings.get(name)):
-                kept_names.append(name)
-        if not kept_names:
-            continue
-        advice = ""
-        if final_class in ARCHITECTURES:
-            advice = f"; its own are in model/{final_class.lower()}.yaml"
-        yield f"{file}: {' and '.join(kept_names)} of {file_class} kept for {final_class}{advice}."
-
-
-def _is_contained(value: Any, final_value: Any) -> bool:
-    """Return whether the final value has all that a file sets."""
-    if not isinstance(value, dict):
-        return bool(value == final_value)
-    if "class_path" in value and class_name(value) != class_name(final_value):
-        return False
-    settings = _settings_of(value)
-    final_settings = _settings_of(final_value)
-    return all(_is_contained(settings[name], final_settings.get(name)) for name in settings)
