@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
-from anlit.commands.working_directory import import_from_working_directory
 from anlit.config.options import ToolParser
 from anlit.errors import (
     INTERRUPTED,
@@ -101,7 +100,7 @@ def _run_command(command: str, arguments: list[str]) -> int:
     is_restartable = command in RESTARTABLE and is_main_thread
     with preempted_by_signals() if is_restartable else nullcontext():
         if command in NAMING_CLASSES or any(text.startswith("--import") for text in arguments):
-            import_from_working_directory()
+            sys.path.append(os.getcwd())  # last, so installed packages have precedence
         arguments = _import_modules(arguments)
         make_torchmetrics_lazy()
         if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
