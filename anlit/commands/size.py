@@ -56,13 +56,14 @@ def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit size",
         description="Parameters, memory per GPU, FLOPs and days of a run. All other options belong "
-        "to anlit fit. Its configuration has the values of options that are left out here.",
+        "to anlit fit, such as --trainer.strategy, --data.batch_size and --max_tokens.",
     )
     add = parser.add_argument
-    add("--gpus", type=at_least(1), help="number of GPUs on all nodes")
-    add("--strategy", choices=["1gpu", "ddp", "fsdp"])
-    add("--batch_size", type=at_least(1), help="sequences in a micro-batch on one GPU")
-    add("--tokens", type=at_least(1, float), help="training tokens of the whole run, such as 300e9")
+    add(
+        "--gpus",
+        type=at_least(1),
+        help="number of GPUs on all nodes (default: the configuration's)",
+    )
     add("--gpu", choices=sorted(GPU_BYTES), default="H100")
     add(
         "--mfu",
@@ -78,49 +79,38 @@ def parser() -> ToolParser:
 def plan_of(
     options: argparse.Namespace, configuration: Any, n_parameters: int, has_average: bool
 ) -> Plan:
-    """Return the plan of a run: the command's options, else the values of its configuration.
+    """Return the plan of a run by the command's options and the run's configuration.
 
-    Raises UserError if strategy and number of GPUs contradict each other. So it does if the
-    strategy does not train in the precision.
+    Raises UserError if the strategy does not train in the precision.
     """
     trainer = configuration.trainer
     model = configuration.model.init_args
     data = configuration.data.get("init_args", configuration.data)
     gpus = options.gpus or n_devices(trainer.devices) * trainer.num_nodes
-    strategy = _strategy(options.strategy, trainer.strategy, gpus)
+    strategy = _strategy(trainer.strategy, gpus)
     precision = check_precision(trainer.precision)
     if strategy == "fsdp" and precision == "64-true":
         cause = "trainer.precision=64-true does not go with fsdp, as Lightning has it"
         raise UserError(f"{cause}: set 32-true")
-    batch_size = options.batch_size or data.get("batch_size") or DEFAULT_BATCH_SIZE
-    tokens = options.tokens
-    if tokens is None:
-        planned_data = {**data, "batch_size": batch_size}
-        micro_batch_tokens = tokens_per_micro_batch(model.context_length, planned_data, gpus)
-        tokens = planned_tokens(configuration.as_dict(), micro_batch_tokens, n_parameters)
+    micro_batch_tokens = tokens_per_micro_batch(model.context_length, data, gpus)
     return Plan(
         gpus,
         strategy,
         precision,
         gather=_strategy_spec(trainer.strategy).get("init_args.gather_dtype") or "float32",
         checkpoint_every=model.get("runtime.recompute_every") or None,
-        batch_size=batch_size,
+        batch_size=data.get("batch_size") or DEFAULT_BATCH_SIZE,
         length=model.context_length,
         accumulate=trainer.accumulate_grad_batches,
         gpu=options.gpu,
         mfu=options.mfu,
-        tokens=tokens,
+        tokens=planned_tokens(configuration.as_dict(), micro_batch_tokens, n_parameters),
         has_average=has_average,
     )
 
 
-def _strategy(option: str | None, configured: Any, gpus: int) -> Any:
-    """Return `1gpu`, `ddp` or `fsdp`. Raises UserError for `1gpu` with several GPUs."""
-    if option == "1gpu" and gpus > 1:
-        fix = "choose ddp or fsdp, or set --gpus 1"
-        raise UserError(f"--strategy 1gpu is for one GPU, not {gpus}: {fix}")
-    if option is not None:
-        return option
+def _strategy(configured: Any, gpus: int) -> Any:
+    """Return `1gpu`, `ddp` or `fsdp`."""
     if gpus == 1:
         return "1gpu"
     name = str(_strategy_spec(configured).get("class_path")).lower()

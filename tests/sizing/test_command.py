@@ -20,6 +20,7 @@ MODEL = [
     "--data=TokenShards",
     "--data.path=nowhere",
 ]
+SHARDED = "--trainer.strategy anlit.FullySharded"
 
 
 def size(folder: Path, options: str) -> dict[str, Any]:
@@ -31,8 +32,9 @@ def size(folder: Path, options: str) -> dict[str, Any]:
 
 def test_numbers_follow_from_the_options_of_fit_without_data(tmp_path: Path) -> None:
     """2 layers, d 32, f 128, V 256. W_q and W_o have 2 heads of width 24, W_k and W_v 1 head."""
-    plan = "--gpus 4 --strategy fsdp --batch_size 2 --gpu A100 --mfu 0.5 --tokens 1e9"
+    plan = "--gpus 4 --gpu A100 --mfu 0.5"
     settings = (
+        f"{SHARDED} --data.batch_size 2 --max_tokens 1e9 "
         "--model.runtime.recompute_every 2 --trainer.precision bf16-mixed "
         "--model.n_kv_heads 1 --model.d_head 24"
     )
@@ -89,7 +91,7 @@ def test_a_ramp_of_the_batch_counts_its_steps(tmp_path: Path) -> None:
         ("--config trainer/ema.yaml", 4),
         ("--config trainer/swa.yaml --trainer.precision bf16-true", 4),
         ("--config trainer/swa.yaml --trainer.precision 64-true", 8),
-        ("--config trainer/ema.yaml --gpus 4 --strategy fsdp", 1),
+        (f"--config trainer/ema.yaml --gpus 4 {SHARDED}", 1),
         ("--config trainer/ema.yaml --trainer.callbacks.device cpu", 0),
     ],
 )
@@ -118,7 +120,7 @@ def test_tokens_per_parameter_are_counted_as_in_fit(tmp_path: Path) -> None:
 def test_a_run_that_does_not_fit_is_named(
     tmp_path: Path, capsys, batch_size: int, fits: bool
 ) -> None:
-    numbers = size(tmp_path, f"--batch_size {batch_size}")
+    numbers = size(tmp_path, f"--data.batch_size {batch_size}")
 
     needed = numbers["peak"] + numbers["allowance"]
     has_warning = "DOES NOT FIT" in capsys.readouterr().out
@@ -145,7 +147,7 @@ def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> Non
         ("16-mixed", "precision=16-mixed is float16, .* set bf16-mixed or 32-true"),
         ("16", "precision=16-mixed is float16"),
         ("16-true", "precision=16-true is float16"),
-        ("64-true --gpus 8 --strategy fsdp", "=64-true does not go with fsdp, .*: set 32-true$"),
+        (f"64-true --gpus 8 {SHARDED}", "=64-true does not go with fsdp, .*: set 32-true$"),
         (
             "transformer-engine",
             "=transformer-engine is not one of anlit's: set 32-true, .*64-true; float8 is ",
@@ -154,10 +156,9 @@ def test_a_prepared_corpus_gives_the_vocabulary_as_in_fit(tmp_path: Path) -> Non
             "bf16 --trainer.plugins lightning.pytorch.plugins.DoublePrecision",
             "DoublePrecision sets .*: set trainer.pr",
         ),
-        ("32-true --gpus 2 --strategy 1gpu", "choose ddp or fsdp"),
     ],
 )
-def test_a_precision_that_fit_refuses_or_a_wrong_strategy_is_refused(
+def test_a_precision_that_fit_refuses_is_refused(
     tmp_path: Path, options: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
