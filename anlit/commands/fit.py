@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,7 @@ from anlit.commands.trainer_objects import (
     training_callbacks,
     training_loggers,
 )
-from anlit.commands.wandb_run import finish_wandb_run, wandb_run
+from anlit.commands.wandb_run import finish_wandb_run, with_wandb_run
 from anlit.config.error_messages import (
     explain_constructor_error,
     explain_lightning_error,
@@ -233,8 +233,8 @@ class FitCommand(ConfigurationParser):
         is_fit = self.subcommand == "fit"
         try:
             self.has_budget = is_fit and has_budget(config)
-            with wandb_run(config, config.run_dir) if is_fit else nullcontext():
-                self.make_objects("trainer")
+            logged = with_wandb_run(config, config.run_dir) if is_fit else config
+            self.make_objects(logged, "trainer")
             self.trainer = self.instantiate_trainer()
             if is_fit:
                 self._check_model(config.clone())
@@ -244,7 +244,7 @@ class FitCommand(ConfigurationParser):
                 set_max_steps(self.trainer, config.trainer.max_steps)
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_width(config.model)
-            self.make_objects("model", "data")
+            self.make_objects(config, "model", "data")
         except UserError:
             raise
         except ValueError as error:

@@ -114,8 +114,7 @@ def _strategy(configured: Any, gpus: int) -> Any:
     if gpus == 1:
         return "1gpu"
     name = str(_strategy_spec(configured).get("class_path")).lower()
-    is_sharded = any(word in name for word in ("fsdp", "modelparallel", "shard"))
-    return "fsdp" if is_sharded else "ddp"
+    return "fsdp" if "shard" in name else "ddp"
 
 
 def _strategy_spec(configured: Any) -> Any:

@@ -3,12 +3,10 @@
 import importlib.util
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.config.labels import as_list, class_name
@@ -19,36 +17,28 @@ RUN_ID = "wandb-run-id"
 """Name of the file with the id in the run folder."""
 
 
-@contextmanager
-def wandb_run(config: Any, run_dir: str) -> Iterator[None]:
-    """Let the WandbLoggers that are made inside write into the run folder, under the run's id.
+def with_wandb_run(config: Any, run_dir: str) -> Any:
+    """Return a copy in which WandbLoggers write into the run folder, under the run's id.
 
-    They take the name and the tags of the run, unless they have others. The configuration is
-    restored afterwards. A new run with this run's config.yaml gets another id. Raises UserError if
-    wandb is not installed.
+    They take the name and the tags of the run, unless they have others. A new run with this run's
+    config.yaml gets another id. Raises UserError if wandb is not installed.
     """
+    config = deepcopy(config)
     loggers = _configured_wandb_loggers(config)
     if loggers and importlib.util.find_spec("wandb") is None:
         raise UserError(
             f"trainer.logger=WandbLogger needs wandb: {install_advice('wandb', 'wandb')}"
         )
-    configured = [Namespace(vars(logger)) for logger in loggers]
     for logger in loggers:
-        settings = dict(vars(logger.init_args))
-        settings["id"] = settings.get("id") or _run_id(run_dir)
-        settings["name"] = settings.get("name") or config.name
-        settings["save_dir"] = run_dir
-        logger.init_args = Namespace(settings)
+        settings = logger.init_args
+        settings.id = settings.get("id") or _run_id(run_dir)
+        settings.name = settings.get("name") or config.name
+        settings.save_dir = run_dir
         further = dict(logger.get("dict_kwargs") or {})  # arguments of wandb.init
         if config.tags:
             further.setdefault("tags", config.tags)
         logger.dict_kwargs = further
-    try:
-        yield
-    finally:
-        for logger, settings_before in zip(loggers, configured, strict=True):
-            vars(logger).clear()
-            vars(logger).update(vars(settings_before))
+    return config
 
 
 def finish_wandb_run() -> None:

@@ -252,14 +252,14 @@ class CommandLine(LightningCLI):
         """The parser of a subcommand."""
         return self._parser(subcommand)
 
-    def make_objects(self, *sections: str) -> None:
-        """Make the objects in some sections of the configuration, for `setting`."""
+    def make_objects(self, config: Namespace, *sections: str) -> None:
+        """Make the objects in some sections of a configuration, for `setting`."""
         subcommand = str(self.subcommand)
         if not hasattr(self, "config_init"):
             self.config_init = self.config.clone()
         # A model keeps its settings from this copy, and an earlier one may lack some.
         vars(self).pop("config_dump", None)
-        settings = Namespace({name: self.config[subcommand][name] for name in sections})
+        settings = Namespace({name: config[name] for name in sections})
         made = self.parser.instantiate(Namespace({"subcommand": subcommand, subcommand: settings}))
         for name in sections:
             self.config_init[subcommand][name] = made[subcommand][name]
