@@ -5,6 +5,15 @@ from torch import Tensor
 from anlit.errors import UserError
 
 
+def refuse_other_architecture(saved: str, expected: str, source: str) -> None:
+    """Raise UserError, which begins with `source`, if weights are of another class of model."""
+    if saved != expected:
+        raise UserError(
+            f"{source} holds {saved}, but the configuration's model is {expected}: set --model "
+            f"{saved} or choose another checkpoint"
+        )
+
+
 def refuse_other_shapes(saved: dict[str, Tensor], expected: dict[str, Tensor], source: str) -> None:
     """Raise UserError if names or shapes of `saved` weights differ from the model's.
 

@@ -9,7 +9,11 @@ from typing import Any
 
 import anlit
 from anlit.checkpoints.averages import AVERAGES, STATE, separate_averages
-from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
+from anlit.checkpoints.weights import (
+    refuse_non_finite,
+    refuse_other_architecture,
+    refuse_other_shapes,
+)
 from anlit.config.objects import shown, to_plain_values
 from anlit.data.attributes import fingerprint_of
 from anlit.errors import UserError
@@ -48,7 +52,8 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
         raise UserError(
             "ckpt_path names a checkpoint that anlit did not write: choose one from a run folder"
         )
-    _refuse_other_architecture(record["architecture"], type(model).__name__)
+    source = "the checkpoint in ckpt_path"
+    refuse_other_architecture(record["architecture"], type(model).__name__, source)
     # Lightning reads the states of callbacks after this hook.
     states = restore_paths(checkpoint.get("callbacks", {}), trainer_of(model))
     # max_time limits one launch: with the state of its timer no later launch would train.
@@ -64,14 +69,6 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
         _prepare_to_continue(checkpoint, model)
     else:
         _check_for_evaluation(checkpoint, model)
-
-
-def _refuse_other_architecture(saved: str, expected: str) -> None:
-    if saved != expected:
-        raise UserError(
-            f"the checkpoint in ckpt_path holds {saved}, but the configuration's model is "
-            f"{expected}: set --model {saved} or choose another checkpoint"
-        )
 
 
 def _refuse_other_tokenizer(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:

@@ -7,7 +7,11 @@ from torch import Tensor
 
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
 from anlit.checkpoints.location import find_checkpoint
-from anlit.checkpoints.weights import refuse_non_finite, refuse_other_shapes
+from anlit.checkpoints.weights import (
+    refuse_non_finite,
+    refuse_other_architecture,
+    refuse_other_shapes,
+)
 from anlit.config.labels import attention_label, class_name, init_args
 from anlit.config.objects import to_plain_values
 from anlit.config.schema import setting_of
@@ -37,7 +41,8 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     """
     source = f"initial_weights={path}"
     content = read_model(find_checkpoint(path))
-    _refuse_architecture(content["anlit"]["architecture"], type(model).__name__, source)
+    architecture = content["anlit"]["architecture"]
+    refuse_other_architecture(architecture, type(model).__name__, source)
     weights = content["state_dict"]
     expected = model.state_dict()
     saved_settings = content["hyper_parameters"]
@@ -61,14 +66,6 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     model.model.begin_from(decoder_weights)
     model.family = content["anlit"].get("family")
     model.family_length = content["anlit"].get("family_length")
-
-
-def _refuse_architecture(saved: str, expected: str, source: str) -> None:
-    if saved != expected:
-        raise UserError(
-            f"{source} holds {saved}, but the configuration's model is {expected}: set --model "
-            f"{saved} or choose another checkpoint"
-        )
 
 
 def _refuse_untied(weights: dict[str, Tensor], source: str) -> None:

@@ -302,8 +302,9 @@ def test_weights_alone_do_not_replace_a_file_that_continues_a_run(
     train(shards, *savers[::order], default_root_dir=str(tmp_path))
 
     files = {path.stem: path for path in tmp_path.rglob("*.ckpt")}
-    assert sorted(files) == ["step-00000002", "step-00000004", "step-00000006", "step-00000008"]
-    assert "optimizer_states" not in read_checkpoint(files["step-00000002"])
+    weights = [f"weights-0000000{step}" for step in (2, 4, 6, 8)]
+    assert sorted(files) == ["step-00000004", *weights]
+    assert "optimizer_states" not in read_checkpoint(files["weights-00000002"])
     assert_continues(shards, files["step-00000004"], 4, whole)
 
 

@@ -23,6 +23,9 @@ from anlit.training.lightning_internals import (
 )
 from anlit.training.strategies import FullySharded
 
+WEIGHTS_NAME = "weights-{step:08d}"
+"""The name of a checkpoint of weights alone, without `.ckpt`."""
+
 
 class BestCheckpoint(ModelCheckpoint):
     """Keeps the checkpoint of the lowest validation loss as `checkpoints/best.ckpt`."""
@@ -42,7 +45,8 @@ class StepCheckpoints(ModelCheckpoint):
 
     Args:
         steps: A number n for every n-th step, or a list of steps. Each number is 1 or more.
-        save_weights_only: Leave out what continues a run. Such a file can only begin a run.
+        save_weights_only: Leave out what continues a run. Such a file can only begin a run. Its
+            name is `weights-00000400.ckpt`.
     """
 
     changes_learning = False
@@ -57,7 +61,8 @@ class StepCheckpoints(ModelCheckpoint):
             "every_n_train_steps": 1,
             "enable_version_counter": False,
         }
-        super().__init__(filename=STEP_NAME, save_weights_only=save_weights_only, **settings)
+        name = WEIGHTS_NAME if save_weights_only else STEP_NAME
+        super().__init__(filename=name, save_weights_only=save_weights_only, **settings)
         self.steps = steps
 
     @property
@@ -66,25 +71,13 @@ class StepCheckpoints(ModelCheckpoint):
         return f"{type(self).__qualname__}{self.steps}"
 
     def on_train_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
-        if not completes_step(trainer) or not self._keeps(trainer.global_step):
-            return
-        if not self.save_weights_only or not _is_kept_whole(trainer):
+        if completes_step(trainer) and self._keeps(trainer.global_step):
             super().on_train_batch_end(trainer, *batch)
 
     def _keeps(self, step: int) -> bool:
         if isinstance(self.steps, int):
             return step % self.steps == 0
         return step in self.steps
-
-
-def _is_kept_whole(trainer: L.Trainer) -> bool:
-    """Whether a callback keeps this step with all that continues a run, in a file of one name."""
-    for callback in trainer.checkpoint_callbacks:
-        if not isinstance(callback, StepCheckpoints) or callback.save_weights_only:
-            continue
-        if callback._keeps(trainer.global_step):
-            return True
-    return False
 
 
 class LastCheckpoint(ModelCheckpoint):
