@@ -14,8 +14,6 @@ from markdown_it.token import Token
 from anlit.io.write import write_text
 from anlit.reporting.text import literal
 
-FOLDED_SECTIONS = ("Runs", "Tuning, all settings", "Where the numbers come from")
-"""Headings of sections that are folded at first."""
 CSS_DPI = 96
 PLOT_DPI = 150
 PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
@@ -41,30 +39,15 @@ def listed(sentences: Iterable[str]) -> str:
 
 
 def html(markdown: str, folder: Path) -> str:
-    """Return the page: `markdown` rendered, with its PNG files from `folder` inside, and an index.
+    """Return the page: `markdown` rendered, with its PNG files from `folder` inside.
 
     The page loads nothing. Other pictures appear as their text, HTML and links literally.
     """
     parser = _parser(folder)
-    head, *sections = re.split(r"^## ", markdown, flags=re.MULTILINE)
-    links = []
-    blocks = []
-    for number, section in enumerate(sections):
-        heading, _, content = section.partition("\n")
-        name = _heading_as_html(parser, heading.strip())
-        rendered = parser.render(content)
-        links.append(f'<a href="#s{number}">{name}</a>')
-        if heading.strip() in FOLDED_SECTIONS:
-            summary = f"<summary>{name}</summary>"
-            blocks.append(f'<details id="s{number}">{summary}\n{rendered}</details>')
-        else:
-            blocks.append(f'<h2 id="s{number}">{name}</h2>\n{rendered}')
-    if links:
-        blocks.insert(0, f"<nav>{' '.join(links)}</nav>")
-    body = "\n".join([parser.render(head), *blocks])
+    body = parser.render(markdown)
     body = body.replace("<table>", '<div class="wide"><table>')
     body = body.replace("</table>", "</table></div>")
-    title = re.search(r"^# (.*)$", head, re.MULTILINE)
+    title = re.search(r"^# (.*)$", markdown, re.MULTILINE)
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=_heading_as_html(parser, title[1] if title else "Report"), body=body
