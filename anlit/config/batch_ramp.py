@@ -3,20 +3,17 @@
 The callback `BatchRamp` has the settings. Budgets and estimates read them from a configuration.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any
 
 from anlit.config.labels import as_list, class_name, init_args
 from anlit.errors import UserError
 
 NAME = "BatchRamp"
 """The name of the callback."""
-LRScaling = Literal["none", "sqrt", "linear"]
-"""The dependence of the learning rate on the batch."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +22,13 @@ class Ramp:
 
     Args:
         schedule: Optimizer step → micro-batches per step from that step on, a mapping of integers.
-        lr_scaling_method: How the learning rate follows the batch.
 
     Raises:
         UserError: The schedule is no such mapping. Or it begins at another step than 0, or has a
-            step without a micro-batch. Or the method is unknown.
+            step without a micro-batch.
     """
 
     schedule: Any
-    lr_scaling_method: LRScaling = "none"
 
     def __post_init__(self) -> None:
         steps = self.schedule if isinstance(self.schedule, Mapping) else {}
@@ -42,11 +37,6 @@ class Ramp:
             raise UserError(
                 f"{NAME} has schedule={self.schedule}: give the micro-batches, 1 or more, from a "
                 "step on, and 0 as the first step: {0: 1, 1000: 2}"
-            )
-        if self.lr_scaling_method not in get_args(LRScaling):
-            raise UserError(
-                f"{NAME} has lr_scaling_method={self.lr_scaling_method}: choose none, sqrt or "
-                "linear"
             )
 
     @property
@@ -74,11 +64,6 @@ class Ramp:
     def steps_within(self, n_micro_batches: int) -> int:
         """The number of whole steps that these micro-batches allow."""
         return bisect_right(range(1, n_micro_batches + 1), n_micro_batches, key=self.total)
-
-    def rate_multiple(self, step: int) -> float:
-        """The multiple of the learning rate at a step, by `lr_scaling_method`."""
-        share = self.micro_batches(step) / self.final
-        return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[self.lr_scaling_method]
 
     def even_step(self, step: int, n_steps: int) -> float:
         """The step of equal steps, `n_steps` in all, that has taken the same share of the tokens.
@@ -111,9 +96,7 @@ def configured_ramp(trainer: Mapping[str, Any]) -> Ramp:
     accumulate = int(trainer.get("accumulate_grad_batches") or 1)
     for callback in as_list(trainer.get("callbacks")):
         if class_name(callback) == NAME:
-            settings = init_args(callback)
-            schedule = _with_integer_steps(settings.get("schedule"))
-            ramp = Ramp(schedule, settings.get("lr_scaling_method", "none"))
+            ramp = Ramp(_with_integer_steps(init_args(callback).get("schedule")))
             check_ramp(ramp, accumulate)
             _refuse_epochs(trainer.get("max_epochs"))
             return ramp

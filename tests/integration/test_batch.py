@@ -246,7 +246,6 @@ WRONG = [
         [*RAMP, "--trainer.callbacks.schedule=4"],
         "trainer.callbacks.schedule=4 is of the wrong type",
     ),
-    ([*RAMP, "--trainer.callbacks.lr_scaling_method=root"], "lr_scaling_method=root"),
     ([*RAMP, "--trainer.max_epochs=2"], "trainer.max_epochs=2 counts passes through the data"),
 ]
 

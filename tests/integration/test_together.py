@@ -31,7 +31,7 @@ trainer:
   accumulate_grad_batches: 4
   callbacks+:
     - class_path: anlit.training.callbacks.BatchRamp
-      init_args: {schedule: {0: 1, 4: 2, 8: 4}, lr_scaling_method: sqrt}
+      init_args: {schedule: {0: 1, 4: 2, 8: 4}}
 ---
 trainer:
   callbacks+:

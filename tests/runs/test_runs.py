@@ -245,7 +245,7 @@ def averaged(decay: float) -> dict[str, Any]:
 def test_labels_tell_the_arguments_of_callbacks_that_differ(make_run: MakeRun) -> None:
     ramp = {
         "class_path": "anlit.training.callbacks.BatchRamp",
-        "init_args": {"schedule": {"0": 1, "8": 2}, "lr_scaling_method": "none"},
+        "init_args": {"schedule": {"0": 1, "8": 2}},
     }
     slow = make_run("a", settings={CALLBACKS: [ramp, averaged(0.99)]})
     fast = make_run("b", settings={CALLBACKS: [ramp, averaged(0.9)]})

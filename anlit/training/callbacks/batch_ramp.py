@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.config.batch_ramp import LRScaling, Ramp, check_ramp
+from anlit.config.batch_ramp import Ramp, check_ramp
 from anlit.training.lightning_internals import is_logged, skip_micro_batches
 
 _log = logging.getLogger(__name__)
@@ -30,40 +30,30 @@ class BatchRamp(L.Callback):
         schedule: Optimizer step → micro-batches per step from that step on, as
             {0: 1, 1000: 2, 4000: 4}. The last number is the largest, and is
             trainer.accumulate_grad_batches.
-        lr_scaling_method: The factor of the rate for a step of n micro-batches, where the largest
-            step has N. It is 1 (`none`), √(n/N) (`sqrt`) or n/N (`linear`).
     """
 
     changes_learning = True
 
-    def __init__(self, schedule: dict[int, int], lr_scaling_method: LRScaling = "none") -> None:
-        self.ramp = Ramp(schedule, lr_scaling_method)
-        self._saved: dict[str, Any] = {}
-        """The settings in the checkpoint that the run continues from."""
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "schedule": dict(self.ramp.schedule),
-            "lr_scaling_method": self.ramp.lr_scaling_method,
-        }
+    def __init__(self, schedule: dict[int, int]) -> None:
+        self.ramp = Ramp(schedule)
+        self._saved_schedule: Any = None
+        """The schedule in the checkpoint that the run continues from."""
 
     def state_dict(self) -> dict[str, Any]:
-        return self._settings()
+        return {"schedule": dict(self.ramp.schedule)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict
+        self._saved_schedule = state_dict["schedule"]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         check_ramp(self.ramp, trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        settings = self._settings()
-        for name, value in self._saved.items():
-            if value != settings[name]:
-                rank_zero_only(_log.info)(
-                    f"Continued with another BatchRamp, the new one is used: {name} {value} → "
-                    f"{settings[name]}"
-                )
+        if self._saved_schedule not in (None, self.ramp.schedule):
+            rank_zero_only(_log.info)(
+                "Continued with another BatchRamp, the new one is used: schedule "
+                f"{self._saved_schedule} → {self.ramp.schedule}"
+            )
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

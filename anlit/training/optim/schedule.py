@@ -173,8 +173,7 @@ class _Ramped(Schedule):
         self.ramp = ramp
 
     def factor(self, step: float, n_steps: int) -> float:
-        factor = self.schedule.factor(self.ramp.even_step(int(step), n_steps), n_steps)
-        return factor * self.ramp.rate_multiple(int(step))
+        return self.schedule.factor(self.ramp.even_step(int(step), n_steps), n_steps)
 
 
 def ramped(schedule: Schedule, ramp: Ramp) -> Schedule:

@@ -217,19 +217,6 @@ def test_without_a_ramp_the_schedule_stays() -> None:
     assert ramped(schedule, Ramp({0: 4})) is schedule
 
 
-@pytest.mark.parametrize(
-    ("method", "power"),
-    [("none", 0), ("sqrt", 0.5), ("linear", 1)],
-)
-def test_the_rate_follows_the_batch(method: Any, power: float) -> None:
-    micro_batches = [1, 1, 1, 1, 2, 2, 4, 4]
-
-    values = factors(ramped(Constant(), Ramp(GROWING, method)), 8)
-
-    expected = [(n / 4) ** power for n in micro_batches]
-    assert values == pytest.approx(expected)
-
-
 def test_an_annealed_run_falls_from_the_rate_of_its_ramp() -> None:
     ramp = Ramp(GROWING)
     line = Linear(final=0.0)
