@@ -16,7 +16,6 @@ HEAVY = (
     "scipy.integrate",
     "transformers",
     "torchvision",
-    "matplotlib.pyplot",
     "tensorboard.summary",
     "torchao",
 )

@@ -121,10 +121,9 @@ class SafeConsole(Console):
         super().print(*visible_objects, **{"markup": False, "highlight": False} | options)
 
 
-def console(stderr: bool = False) -> SafeConsole:
-    """Return a console for standard output or error, as wide as the terminal.
+def console() -> SafeConsole:
+    """Return a console for standard output, as wide as the terminal.
 
     Without a terminal no line is wrapped.
     """
-    stream = sys.stderr if stderr else sys.stdout
-    return SafeConsole(width=None if stream.isatty() else UNLIMITED_WIDTH, stderr=stderr)
+    return SafeConsole(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)

@@ -3,9 +3,6 @@
 The whole package imports scipy.signal, and also transformers and torchvision if they are installed.
 This is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy` puts an empty
 module in the package's place, which loads each attribute on demand.
-
-The two classes import matplotlib for their method `plot`. This is an eighth of the processor time.
-So this import is left out too. `plot` then does not work in a process of anlit.
 """
 
 import importlib
@@ -13,7 +10,6 @@ import importlib.util
 import logging
 import sys
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,7 +45,6 @@ def _load_attribute(package: ModuleType, name: str) -> Any:
         raise AttributeError(name)
     try:
         if name != "__version__":
-            _leave_out_plots(package)
             # `utilities` comes first: torchmetrics' modules import each other in a circle.
             importlib.import_module(f"{PACKAGE_NAME}.utilities")
         value = getattr(importlib.import_module(f"{PACKAGE_NAME}.{SUBMODULES[name]}"), name)
@@ -61,21 +56,3 @@ def _load_attribute(package: ModuleType, name: str) -> Any:
         package.__spec__.loader.exec_module(package)
         value = getattr(package, name)
     return vars(package).setdefault(name, value)
-
-
-def _leave_out_plots(package: ModuleType) -> None:
-    """Let the package find no matplotlib, unless it has looked for it already.
-
-    Its submodules ask `utilities.imports` whether matplotlib is installed. This loads that file
-    before them and changes its answer.
-    """
-    name = f"{PACKAGE_NAME}.utilities.imports"
-    file = Path(package.__path__[0], "utilities", "imports.py")
-    if name in sys.modules or not file.is_file():
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    vars(sys.modules[name])["_MATPLOTLIB_AVAILABLE"] = False
