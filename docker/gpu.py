@@ -53,15 +53,27 @@ class Call:
         self.deadline = deadline
         self.lock = lock
         self.start_time = time.monotonic()
+        self.signal = 0
+        """The signal that ends this call; an exception anywhere could lose a started process."""
         self.running: dict[str, Running] = {}
         memory = query_gpu("memory.total")
         self.has_gpu = bool(memory)
         self.gigabytes = float(memory[0]) * 2**20 / 1e9 if memory else float("inf")
         self.max_items = max(2, len(os.sched_getaffinity(0)) // CORES_PER_ITEM)
 
+    def listen(self) -> None:
+        """End this call, after the present step of the loop, at a signal."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self.note_signal)
+
+    def note_signal(self, number: int, frame: object) -> None:
+        self.signal = number
+
     def run(self, phases: Sequence[Phase]) -> None:
         """Run every phase that fits into the remaining time, in the plan's order."""
         for phase in phases:
+            if self.signal:
+                return
             waiting = [item for item in phase.items if self.results.can_run_again(item)]
             names = {item.name for item in waiting}
             inputs = {name for item in waiting for name in item.inputs}
@@ -71,8 +83,8 @@ class Call:
                 self.run_phase(waiting, time.monotonic() + phase.seconds)
 
     def run_phase(self, waiting: list[Item], end: float) -> None:
-        """Run the items beside each other until `end` at most."""
-        while waiting or self.running:
+        """Run the items beside each other until `end` at most, or until a signal."""
+        while (waiting or self.running) and not self.signal:
             for name in list(self.running):
                 self.collect(name)
             for item in list(waiting):
@@ -296,14 +308,15 @@ def main() -> int:
 
     print_plan(phases, options.minutes)
     call = Call(results, sizes, deadline, lock)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    call.listen()
     if not has_gpu:  # times mean nothing, so all items run beside each other
         phases = [Phase(int(deadline - time.monotonic()), results.items)]
     try:
         call.run(phases)
     finally:
         call.kill()
+    if call.signal:
+        return 128 + call.signal
     return close(results)
 
 

@@ -83,7 +83,7 @@ def write_plan(folder: Path, *phases: tuple[int, list[str]]) -> None:
 
 
 def has_ended(pid_file: Path) -> bool:
-    status = Path(f"/proc/{pid_file.read_text().strip()}/status")
+    status = Path(f"/proc/{int(pid_file.read_text())}/status")
     return not status.exists() or "State:\tZ" in status.read_text()
 
 

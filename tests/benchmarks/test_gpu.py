@@ -4,7 +4,6 @@ import re
 import shutil
 import signal
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.benchmarks.gpu_calls import (
     start,
     write_plan,
 )
+from tests.data.processes import wait_for
 
 pytestmark = pytest.mark.skipif(not HAS_TOOLS, reason="make, timeout or bash is missing")
 
@@ -88,7 +88,7 @@ def test_a_new_output_folder_gets_the_results_of_earlier_calls(tmp_path: Path) -
 def test_a_phase_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> None:
     write_plan(
         tmp_path,
-        (2, [f"'long', 'sleep 100 & echo $! > {tmp_path}/pid; echo so far; wait', 'x'"]),
+        (8, [f"'long', 'sleep 600 & echo $! > {tmp_path}/pid; echo so far; wait', 'x'"]),
         (60, ["'next', 'true', 'x'"]),
     )
 
@@ -96,25 +96,25 @@ def test_a_phase_over_its_time_ends_with_all_its_processes(tmp_path: Path) -> No
 
     assert results(tmp_path) == {"long": "over its time", "next": "finished"}
     assert "so far" in (tmp_path / "output" / "gpu.md").read_text()
-    assert has_ended(tmp_path / "pid")
+    wait_for(lambda: has_ended(tmp_path / "pid"))
 
 
 def test_a_phase_that_does_not_fit_into_a_call_is_left_to_the_next(tmp_path: Path) -> None:
     write_plan(
         tmp_path,
-        (50, ["'first', 'true', 'x'"]),
-        (500, ["'large', 'true', 'x'"]),
-        (40, ["'small', 'true', 'x'"]),
-        (40, ["'reads', 'true', 'x', inputs=('large',)"]),
+        (1000, ["'first', 'true', 'x'"]),
+        (10_000, ["'large', 'true', 'x'"]),
+        (1000, ["'small', 'true', 'x'"]),
+        (1000, ["'reads', 'true', 'x', inputs=('large',)"]),
     )
 
-    code, output = call(tmp_path, minutes=1)
+    code, output = call(tmp_path, minutes=30)
 
     assert code == 75
     assert "Call make gpu again for: large, reads." in output
     assert results(tmp_path) == {"first": "finished", "small": "finished"}
 
-    code, _ = call(tmp_path)
+    code, _ = call(tmp_path, minutes=300)
 
     assert code == 0
     assert set(results(tmp_path).values()) == {"finished"}
@@ -128,8 +128,8 @@ def test_items_of_a_phase_run_beside_each_other_as_far_as_memory_allows(tmp_path
     alone = f"mkdir {tmp_path}/busy && sleep 0.5 && rmdir {tmp_path}/busy"
     write_plan(
         tmp_path,
-        (30, [meets("a", "b"), meets("b", "a")]),
-        (60, [f"'c', '{alone}', 'x', gigabytes=70", f"'d', '{alone}', 'x', gigabytes=70"]),
+        (240, [meets("a", "b"), meets("b", "a")]),
+        (240, [f"'c', '{alone}', 'x', gigabytes=70", f"'d', '{alone}', 'x', gigabytes=70"]),
     )
 
     _, output = call(tmp_path)
@@ -181,9 +181,7 @@ def test_a_killed_call_leaves_whole_files_and_the_next_one_waits_for_its_item(
     write_plan(tmp_path, *((60, item) for item in items))
 
     process = start(tmp_path)
-    while not busy.exists():
-        assert process.poll() is None, "the call ended before its item began"
-        time.sleep(0.01)
+    wait_for(busy.exists)
     process.kill()
     process.communicate()
 
@@ -201,17 +199,43 @@ def test_a_killed_call_leaves_whole_files_and_the_next_one_waits_for_its_item(
 
 
 def test_a_call_that_is_terminated_ends_its_item(tmp_path: Path) -> None:
-    write_plan(tmp_path, (60, [f"'long', 'echo $$ > {tmp_path}/pid; sleep 100; true', 'x'"]))
+    write_plan(tmp_path, (60, [f"'long', 'sleep 600 & echo $! > {tmp_path}/pid; wait', 'x'"]))
     pid_file = tmp_path / "pid"
 
     process = start(tmp_path)
-    while not pid_file.exists() or not pid_file.read_text():
-        time.sleep(0.01)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text())
     process.terminate()
     process.communicate()
 
     assert process.returncode == 128 + signal.SIGTERM
-    assert has_ended(pid_file)
+    wait_for(lambda: has_ended(pid_file))
+
+
+TERMINATED_WHILE_IT_STARTS_AN_ITEM = """
+import os, signal, subprocess, time
+class Popen(subprocess.Popen):
+    def __init__(self, command, **settings):
+        super().__init__(command, **settings)
+        if "timeout" in command:
+            while not os.path.exists({pid_file!r}):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+"""
+"""Lines of a plan, which the call runs."""
+
+
+def test_a_call_that_is_terminated_while_it_starts_an_item_ends_the_item(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    command = f"sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait"
+    write_plan(tmp_path, (60, [f"'long', '{command}', 'x'"]))
+    with (tmp_path / "plan.py").open("a") as plan:
+        plan.write(TERMINATED_WHILE_IT_STARTS_AN_ITEM.format(pid_file=str(pid_file)))
+
+    code, output = call(tmp_path)
+
+    assert code == 128 + signal.SIGTERM, output
+    wait_for(lambda: has_ended(pid_file), seconds=30)
 
 
 def test_the_pth_file_of_a_wheel_is_read(tmp_path: Path) -> None:
