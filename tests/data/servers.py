@@ -75,24 +75,21 @@ def serving(server: S) -> Iterator[S]:
 
 class ObjectStore(_Server):
     def behave(self) -> None:
-        self.requests: Counter[tuple[str, str]] = Counter()  # number of each (method, path)
+        self.requests: list[tuple[str, str]] = []  # method and path of every request
         self.status = 200  # the answer to all requests if it is not 200
         self.silent = False  # accept connections and do not answer
         self.damage: Counter[str] = Counter()  # path → how often to serve it with a flipped bit
 
     def fetched(self, name: str) -> int:
         """Return how often files with `name` in their path were requested."""
-        total = 0
-        for (method, path), count in self.requests.items():
-            if method == "GET" and name in path:
-                total += count
-        return total
+        requests = list(self.requests)  # threads of the server may append meanwhile
+        return sum(method == "GET" and name in path for method, path in requests)
 
     class Handler(_Server.Handler):
         def do_GET(self) -> None:
             store = self.server
             path = self.path.split("?")[0]
-            store.requests[self.command, path] += 1
+            store.requests.append((self.command, path))
             while store.silent:
                 time.sleep(SILENCE_POLL_S)
             file = store.root / path.lstrip("/")

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import itertools
+import multiprocessing
 import os
 import random
 import shutil
@@ -10,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from anlit.errors import UserError
 from tests.data import layouts
 from tests.data.layouts import short_documents
 from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, record_times
-from tests.data.processes import finish, free_port, members, start, wait_for
+from tests.data.processes import PATIENCE_S, finish, free_port, members, start, wait_for
 from tests.data.reader import assert_holds, by_split, hashes
 
 KILLED = 9
@@ -78,12 +78,17 @@ executors.encode_task = encode_or_be_killed
 
 @contextmanager
 def dask(log: Path, *arguments: str) -> Iterator[subprocess.Popen]:
-    """Run a scheduler or a worker of Dask in the folder of its log."""
+    """Run a scheduler or a worker of Dask in the folder of its log. The scheduler listens."""
     command = [sys.executable, "-m", "dask", *arguments, "--no-dashboard"]
+    # A slow machine needs more than 30 s to start a worker's process.
+    patience = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{PATIENCE_S} s"}
     with (
         log.open("a") as file,
-        subprocess.Popen(command, stdout=file, stderr=file, cwd=log.parent) as process,
+        subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=log.parent, env=os.environ | patience
+        ) as process,
     ):
+        wait_for(lambda: "Scheduler at" in log.read_text())
         yield process
         process.terminate()
 
@@ -137,19 +142,29 @@ def test_a_cluster_with_tls_needs_certificates(recipe: Recipe, out: Path) -> Non
         make(out, recipe, cluster="tls://127.0.0.1:1")
 
 
+@pytest.mark.parametrize("are_submitted", [False, True])
 def test_a_dask_scheduler_that_is_killed(
-    recipe: Recipe, finished: Path, out: Path, tmp_path: Path
+    recipe: Recipe, finished: Path, out: Path, tmp_path: Path, monkeypatch, are_submitted: bool
 ) -> None:
-    """The scheduler is alone, so no task is done before it is gone."""
-    pytest.importorskip("distributed")
+    """Before or after it has the tasks. It is alone, so no task is done before it is gone."""
+    distributed = pytest.importorskip("distributed")
     log = tmp_path / "log"
     port = str(free_port())
     with dask(log, "scheduler", "--host", "127.0.0.1", "--port", port) as scheduler:
-        wait_for(lambda: "Scheduler at" in log.read_text())
-        threading.Timer(3, scheduler.kill).start()
+        owner, name = distributed.Client, "get_executor"
+        if are_submitted:
+            owner, name = executors, "as_completed"
+        original = getattr(owner, name)
 
-        with pytest.raises(UserError, match=r"Dask scheduler at --cluster .* is gone: start it"):
-            make(out, recipe, cluster=f"tcp://127.0.0.1:{port}")
+        def kill_and_go_on(*arguments: Any, **settings: Any) -> Any:
+            scheduler.kill()
+            scheduler.wait()
+            return original(*arguments, **settings)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, kill_and_go_on)
+            with pytest.raises(UserError, match=r"scheduler at --cluster .* is gone: start it"):
+                make(out, recipe, cluster=f"tcp://127.0.0.1:{port}")
 
     assert_makes(out, recipe, finished)
 
@@ -243,19 +258,23 @@ def test_killed_at_random_moments_with_two_workers(
     process = start(lambda: make(undisturbed, recipe, workers=2))
     assert finish(process) == 0
     duration = time.monotonic() - start_time
+    begun = tmp_path / "begun"
     load_library = ctypes.CDLL
 
     def load_late(name: str | None) -> ctypes.CDLL:
-        time.sleep(0.5)
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        begun.touch()
+        wait_for(lambda: os.getppid() != parent.pid)
         return load_library(name)
 
-    # The first time, the workers have not yet asked to end with their parent.
+    # The first time, the command ends before the workers ask to end with it.
     monkeypatch.setattr(ctypes, "CDLL", load_late)
     for number in range(3):
         folder = tmp_path / str(number)
         process = start(lambda folder=folder: make(folder, recipe, workers=2))
         if number == 0:
-            wait_for(lambda process=process: len(members(process.pid)) > 1)
+            wait_for(begun.exists)
             monkeypatch.undo()
         else:
             time.sleep(rng.uniform(0.1, 0.9) * duration)
