@@ -46,6 +46,9 @@ class Refusals(L.Callback):
         self._environment: ClusterEnvironment | None = None
         self._stopped = threading.Event()
         self._stopped.set()
+        self._listener: threading.Thread | None = None
+        self._is_ending = False
+        """Whether the listener is about to end this process, because another rank has refused."""
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
@@ -55,10 +58,10 @@ class Refusals(L.Callback):
                 break
         if self._environment is not None and self._environment.world_size() > 1:
             self._stopped.clear()
-            thread = threading.Thread(
+            self._listener = threading.Thread(
                 target=self._end_with_refusal, args=(self._environment,), daemon=True
             )
-            thread.start()
+            self._listener.start()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stopped.set()
@@ -66,8 +69,11 @@ class Refusals(L.Callback):
     def tell(self, exit_code: int) -> None:
         """Tell all ranks that this rank refuses.
 
-        Returns when they know, or after half a minute.
+        Returns when they know, or after half a minute. If another rank has refused, this process
+        ends here: its own error may come from the other rank's end.
         """
+        if self._is_ending and self._listener is not None:
+            self._listener.join()
         environment = self._environment
         if environment is None or self._stopped.is_set():
             return
@@ -89,6 +95,7 @@ class Refusals(L.Callback):
                 # In the grace period this rank may refuse by itself.
                 if store.check([REFUSED]) and not self._stopped.wait(GRACE_S):
                     exit_code = int(store.get(REFUSED))
+                    self._is_ending = True
                     store.add(SEEN, 1)
                     if _has_store(environment):  # the store ends with this process
                         store.wait([DONE], REFUSAL_TIMEOUT)

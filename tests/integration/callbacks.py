@@ -6,6 +6,7 @@ import pkgutil
 import resource
 import signal
 import subprocess
+import time
 from typing import Any
 
 import lightning as L
@@ -81,6 +82,20 @@ class Refuses(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if trainer.global_rank == self.rank:
             raise UserError("this rank alone refuses")
+
+
+class EndsLate(L.Callback):
+    """Lets a rank end seconds after it has decided to end at once, as on a busy machine."""
+
+    def __init__(self, rank: int) -> None:
+        if os.environ["RANK"] == str(rank):
+            end = os._exit
+
+            def end_late(code: int) -> None:
+                time.sleep(3)
+                end(code)
+
+            os._exit = end_late  # type: ignore[assignment]
 
 
 class Numbers(L.Callback):

@@ -146,9 +146,26 @@ def test_where_one_rank_refuses_all_end_in_a_sentence(
 
     assert codes == [2, 2]
     lines = errors("".join(output))
-    assert len(lines) == (1 if "Refuses" in flags[0] else 2), "a rank's own mistake is printed once"
+    if "replicas" in says:
+        assert len(lines) in (1, 2), "the first rank may end the second before it refuses too"
+    else:
+        n_refusing = 1 if "Refuses" in flags[0] else 2
+        assert len(lines) == n_refusing, "a rank's own mistake is printed once"
     for line in lines:
         assert says in line
+
+
+def test_a_rank_that_another_ends_has_no_error_of_its_own(shards: Path, tmp_path: Path) -> None:
+    """The rank that refuses in `setup` is gone while the other, waiting for it, still ends."""
+    refuses = callback("integration.callbacks.Refuses", in_constructor=False, rank=1)
+    late = callback("integration.callbacks.EndsLate", rank=0)
+    arguments = fit_arguments(shards, tmp_path / "run", *FSDP, *refuses, *late)
+
+    codes, output = run_ranks_with_logs(arguments, 2, tmp_path / "log")
+
+    assert codes == [2, 2]
+    assert errors(output[0]) == []
+    assert "this rank alone refuses" in output[1]
 
 
 @slow
