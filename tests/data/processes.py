@@ -1,5 +1,7 @@
 """Processes to kill and to wait for, and two that stand for the devices of a distributed run."""
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,6 +17,7 @@ import torch
 Process = multiprocessing.process.BaseProcess
 PATIENCE_S = 590.0
 """Seconds that a test waits for a slow machine."""
+_PORT_NUMBERS = itertools.count()
 
 
 def start(work: Callable[[], Any], output: Path | None = None, trains: bool = False) -> Process:
@@ -83,10 +86,19 @@ def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
 
 
 def free_port() -> int:
-    """Return a port at which processes of this machine can meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port at which processes of this machine can meet.
+
+    The system gives no program a port below 32768 unless it asks for that one. So no other program
+    takes the port meanwhile. Test processes, whose numbers are close, have 20 ports each.
+    """
+    first = 10_000 + 20 * (os.getpid() % 1000)
+    for _ in range(20):
+        port = first + next(_PORT_NUMBERS) % 20
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"ports {first} to {first + 19} are all in use")
 
 
 def training_context() -> multiprocessing.context.ForkServerContext:

@@ -11,9 +11,7 @@ import torch
 from anlit.data.batch import Batch
 from anlit.data.loaders import prefetch
 from tests.data.modules import blocks_of, counted, ready
-
-PATIENCE_S = 60
-"""For work that takes no time on an idle machine."""
+from tests.data.processes import PATIENCE_S
 
 
 @pytest.fixture

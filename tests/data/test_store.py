@@ -30,8 +30,13 @@ def open_store(path: Path) -> TokenStore:
 
 
 def finish_call(function: Callable[[], Any]) -> int | None:
-    """Call a function in a forked process; return the exit code."""
-    return finish(start(function))
+    """Call a function in a forked process without files of earlier tests; return the exit code."""
+
+    def call_without_files() -> None:
+        os.closerange(3, 1 << 20)
+        function()
+
+    return finish(start(call_without_files))
 
 
 def open_all_files() -> None:

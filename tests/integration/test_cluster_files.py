@@ -45,7 +45,7 @@ def pins(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "script", [*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")], ids=lambda path: path.name
+    "script", sorted([*DOCKER.glob("*.sh"), *DOCKER.glob("slurm/*")]), ids=lambda path: path.name
 )
 def test_scripts_have_no_complaint(script: Path) -> None:
     """Shellcheck has none where it is installed. `make image-check` runs hadolint."""

@@ -186,9 +186,8 @@ def test_ctrl_c_after_the_checkpoint_changes_nothing(
 
 
 def test_a_killed_run_leaves_no_data_worker(shards: Path, tmp_path: Path) -> None:
-    arguments = fit_arguments(
-        shards, tmp_path / "run", "--data.num_workers=2", "--trainer.max_steps=100000"
-    )
+    endless = ("--trainer.max_steps=100000", "--trainer.limit_val_batches=0")
+    arguments = fit_arguments(shards, tmp_path / "run", "--data.num_workers=2", *endless)
     process = start(partial(main, arguments), trains=True)
     wait_for(lambda: steps_logged(tmp_path / "run") > 2)
     assert len(members(process.pid)) == 3

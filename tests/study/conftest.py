@@ -141,7 +141,7 @@ class Process:
         launch.fit_command = lambda run, folder: [*interpreter, *run.options(folder)]
         raise SystemExit(command.main(arguments))
 
-    def wait(self, seconds: float = 240) -> int | None:
+    def wait(self, seconds: float = processes.PATIENCE_S) -> int | None:
         """The exit code, None if it has not ended by then."""
         self.forked.join(seconds)
         return self.forked.exitcode

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from anlit.study.record import read_record, restore
 from anlit.study.results import read_tunings, select_points
 from anlit.study.slurm import submit
 from anlit.study.state import note_end, note_start, read_state
+from tests.data.processes import wait_for
 from tests.study.conftest import (
     ARMS,
     Launch,
@@ -265,11 +265,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     assert try_lock(run) is None
 
     process = start("--jobs", "1")
-    deadline = time.monotonic() + 120
-    while len(starts(output)) < 5 and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-    assert len(starts(output)) == 5
+    wait_for(lambda: len(starts(output)) == 5)
     assert not (run / "starts").exists()
     Path("study.yaml").rename("other.yaml")
     with pytest.raises(UserError, match="--output out has another report"):
