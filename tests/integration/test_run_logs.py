@@ -1,6 +1,7 @@
 """The logs of a run: validation at the end, settings, lines of progress, meetings of ranks."""
 
 import json
+import math
 import re
 import shutil
 from functools import partial
@@ -178,8 +179,9 @@ def test_a_progress_bar_of_lightnings_shows_the_loss_of_its_step() -> None:
 
 
 def test_a_log_file_has_steps_of_the_whole_run_also_after_a_resume(
-    shards: Path, tmp_path: Path, capsys
+    shards: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
+    monkeypatch.setattr("anlit.training.callbacks.progress.SECONDS_BETWEEN_LINES", math.inf)
     run_dir = tmp_path / "run"
     every_second = ("--trainer.enable_progress_bar=true", "--trainer.val_check_interval=2")
     for n_steps, beginning, shown in (
