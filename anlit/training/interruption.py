@@ -48,8 +48,12 @@ class Interruption:
             self._group = distributed.new_group(backend="gloo")
 
     def restore(self) -> None:
-        """Restore the previous handlers."""
-        restore_handlers(self._handlers)
+        """Restore the previous handlers, except where Lightning has restored earlier ones."""
+        replaced = {}
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                replaced[number] = handler
+        restore_handlers(replaced)
         self._handlers = {}
         self._group = None
         self._pending = None

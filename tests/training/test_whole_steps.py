@@ -1,5 +1,6 @@
 """Validation counts optimizer steps, and a run ends after a whole step."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from anlit import GPT
 from anlit.errors import UserError
+from anlit.signals import ENDING_SIGNALS
 from anlit.training.callbacks import WholeSteps
 from anlit.training.callbacks.checkpoints import LastCheckpoint
 from tests.data.modules import quiet_trainer
@@ -100,6 +102,15 @@ def test_a_run_that_ended_with_an_epoch_continues_with_the_next_epoch(
 
         assert record.n_batches == 12
         assert record.validated == [4 * n_epochs] * n_validated
+
+
+def test_signals_are_handled_after_a_run_as_before(tmp_path: Path) -> None:
+    """Lightning would leave SIGTERM to its own handler, which ends no process."""
+    handlers = list(map(signal.getsignal, ENDING_SIGNALS))
+
+    run(callbacks=[LastCheckpoint(str(tmp_path))], max_epochs=1)
+
+    assert list(map(signal.getsignal, ENDING_SIGNALS)) == handlers
 
 
 @pytest.mark.parametrize(
