@@ -105,7 +105,7 @@ def test_a_store_can_be_pickled_and_used_after_a_fork(
         np.testing.assert_array_equal(reader.read(700, 900), tokens[700:1600])
 
     assert np.array_equal(pickled_reader.read(700, 900), tokens[700:1600])
-    assert finish_call(read_in_child) == 0
+    assert finish(start(read_in_child)) == 0
     assert np.array_equal(reader.read(3000, 900), tokens[3000:3900])
 
 

@@ -1,13 +1,16 @@
 """Every strategy, callback and setting of Lightning is accepted or refused with a fix."""
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
 import pytest
 from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, StrategyRegistry
+from torch import distributed
 
 from anlit import GPT
 from anlit.errors import UserError
@@ -251,5 +254,9 @@ def test_a_strategy_that_shards_nothing_is_refused_in_python() -> None:
     strategy = ModelParallelStrategy(1, 1, process_group_backend="gloo")
     trainer = quiet_trainer(strategy=strategy, devices=1, max_steps=1)
 
-    with pytest.raises(UserError, match="has not sharded the model and would average no gradients"):
+    message = "has not sharded the model and would average no gradients"
+    # Lightning sets variables of ranks, which other tests must not see.
+    with mock.patch.dict(os.environ), pytest.raises(UserError, match=message):
         trainer.fit(tiny(GPT), batches(4, 16))
+
+    distributed.destroy_process_group()
