@@ -81,7 +81,7 @@ class Terminal:
         """Type Ctrl-C at a prompt, again if Python was not waiting for a key. Read to `mark`."""
         for _ in range(40):
             self.type(CTRL_C)
-            if self._shows(lambda: mark in self._unread, seconds=3):
+            if self._shows(lambda: mark in self._unread, seconds=15):
                 break
         return self.read_until(mark)
 
