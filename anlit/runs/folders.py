@@ -7,6 +7,7 @@ of them. It is still read, so that a report can list it.
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,12 +278,28 @@ def find_runs(paths: Iterable[str]) -> list[Path]:
 
 
 def _walk_runs(path: str) -> Iterator[Path]:
-    """Folders with at least two of the three files. Nothing below a run folder is a run."""
-    for folder, subfolders, files in os.walk(path):
-        subfolders.sort()
+    """Folders with at least two of the three files. Nothing below a run folder is a run.
+
+    Links are followed, after all folders without one: a run with two names has that of its folder.
+    """
+    visited: set[str] = set()
+    waiting = deque([path])
+    while waiting:
+        folder = waiting.popleft()
+        real_folder = os.path.realpath(folder)
+        if real_folder in visited:
+            continue
+        visited.add(real_folder)
+        _, subfolders, files = next(os.walk(folder), ("", [], []))
         if len({CONFIG, METRICS, RECORD} & {*files}) > 1:
-            subfolders.clear()
             yield Path(folder)
+            continue
+        for name in sorted(subfolders, reverse=True):
+            subfolder = os.path.join(folder, name)
+            if os.path.islink(subfolder):
+                waiting.append(subfolder)
+            else:
+                waiting.appendleft(subfolder)
 
 
 def load_run(folder: Path) -> Run:

@@ -124,6 +124,17 @@ def test_run_folders_are_found_below_a_parent_and_each_once(
     assert [folder.name for folder in folders] == ["a", "b"]
 
 
+def test_a_run_on_another_disk_is_found_by_its_link(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("run")
+    runs = run.parent
+    scratch = make_run("trained-there").rename(tmp_path / "scratch")
+    (runs / "a-link-to-run").symlink_to(run)
+    (runs / "elsewhere").symlink_to(scratch)
+    (runs / "circle").symlink_to(runs)
+
+    assert find_runs([str(runs)]) == [run, runs / "elsewhere"]
+
+
 def test_a_path_without_runs_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     checkpoints = make_run("a") / "checkpoints"
     checkpoints.mkdir()
