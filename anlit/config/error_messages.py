@@ -123,15 +123,23 @@ def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
     if match.re.pattern == _ARGUMENT and not name.startswith("-"):
         return f"{error.program} does not know what to do with {name}: {error.help}"
     kind = "an option" if name.startswith("-") else "a setting"
+    group = match.groupdict().get("group")
+    name = f"{group}.{name}" if group else name
+    subcommand = f"{error.program.split()[-1]}."
     key = _key_that_ends_in(name.lstrip("-")) if "--model" in error.options else ""
-    fix = f"did you mean --{key}?" if key else _nearest(name, error.options) or error.help
+    if name.startswith(subcommand):  # a file with LightningCLI's section `fit:`
+        fix = f"did you mean {name.removeprefix(subcommand)}?"
+    elif key:
+        fix = f"did you mean --{key}?"
+    else:
+        fix = _nearest(name, error.options) or error.help
     return f"{'.'.join([*keys, name])} is not {kind} of {error.program}: {fix}"
 
 
 def _key_that_ends_in(name: str, section: str = "") -> str:
-    """`trainer.max_steps` for `max_steps`, `model.optimizer.lr` for `lr`; "" if there is none.
+    """`trainer.max_steps` for `max_steps`, `model.optimizer.lr` for `lr` and for `optimizer.lr`.
 
-    `section` is the beginning of the key.
+    "" if there is none. `section` is the beginning of the key.
     """
     for setting in SETTINGS:
         key = setting.key.removesuffix(".*")
@@ -251,7 +259,7 @@ EXPLANATIONS: tuple[tuple[Sequence[str], Callable[[ParserError, re.Match[str]], 
     (
         (
             _ARGUMENT,
-            r"does not accept option '(?P<name>[^']+)'",
+            r"(?:Group '(?P<group>[^']+)' )?does not accept option '(?P<name>[^']+)'",
             r"Option '(?P<name>[^']+)' is not ",
             r"Key '(?P<name>[^']+)' is not ",
         ),

@@ -385,6 +385,19 @@ def test_an_option_is_read_as_a_file_is(
             "model.warmup is not a setting of anlit.GPT: did you mean model.schedule",
         ),
         (
+            "trainer: {max_step: 3}",
+            "trainer.max_step is not a setting of anlit fit: did you mean trainer.max_steps?",
+        ),
+        (
+            "fit: {model: {init_args: {n_layers: 2}}}",
+            "fit.model.init_args.n_layers is not a setting of anlit fit: did you mean "
+            "model.init_args.n_layers?",
+        ),
+        (
+            "optimizer: {lr: 1}",
+            "optimizer.lr is not a setting of anlit fit: did you mean --model.optimizer.lr?",
+        ),
+        (
             "trainer: {logger: wandb}",
             "trainer.logger names wandb, which is not a class for it: choose CSVLogger, "
             "TensorBoardLogger or --config logger/wandb.yaml",
