@@ -95,3 +95,13 @@ def test_options_are_spelled_with_underscores(command: str, capsys) -> None:
     options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
     assert "--help" in options
     assert [option for option in options if "-" in option[2:]] == []
+
+
+@pytest.mark.parametrize("command", [*TOOLS, *(f"benchmark {name}" for name in BENCHMARKS)])
+def test_help_fits_a_terminal_of_80_columns(command: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []

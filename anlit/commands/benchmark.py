@@ -8,7 +8,7 @@ from anlit.config.options import ToolParser
 BENCHMARKS = {
     "attention": "attention kernels: right or not, time, share of the peak, memory",
     "step": "training steps of our models, and of peers', compared",
-    "fit": "steps of a run beside the same steps without loader, callbacks and logging",
+    "fit": "steps of a run, with and without loader, callbacks and logging",
     "loss": "memory of the vocabulary projection with its cross-entropy",
 }
 """Name of a file in anlit/benchmarks → what it measures."""

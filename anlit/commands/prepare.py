@@ -88,7 +88,7 @@ def parser() -> ToolParser:
         prog="anlit prepare", description="Turn a corpus into token shards.", epilog=EPILOG
     )
     add = parser.add_argument
-    add("corpus", choices=list(RECIPES))
+    add("corpus", metavar="CORPUS", choices=list(RECIPES), help=", ".join(RECIPES))
     add("--output", metavar="DIR", help="the prepared folder (data/<corpus>)")
     add("--workers", type=at_least(1), help="processes (one per core)")
     add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")

@@ -42,7 +42,13 @@ def parser() -> ToolParser:
         default=[DEFAULT_FOLDER],
         help=f"folders that hold run folders, at any depth ({DEFAULT_FOLDER})",
     )
-    add("--sort", choices=SORT_KEYS, default="name", help="column to sort by, ascending (name)")
+    add(
+        "--sort",
+        choices=SORT_KEYS,
+        metavar="COLUMN",
+        default="name",
+        help=f"sort by a column, ascending (name): {', '.join(SORT_KEYS)}",
+    )
     add(
         "--tag",
         action="append",

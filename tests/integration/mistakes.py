@@ -324,7 +324,7 @@ SLOW = [
         r"finds no folder nowhere: give --output",
     ),
     # preparing data
-    ("prepare Nonesuch", r"corpus invalid choice: 'Nonesuch' \(choose from 'SlimPajama'"),
+    ("prepare Nonesuch", r"CORPUS invalid choice: 'Nonesuch' \(choose from 'SlimPajama'"),
     (
         "prepare TextFiles --source nowhere --output new",
         r"No file matches \*\*/\*\.txt in .*nowhere: set --source",
