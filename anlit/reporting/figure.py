@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,10 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
             colour = SPARE_COLOURS[number % len(SPARE_COLOURS)]
             marker = MARKERS[number % len(MARKERS)]
         marker = _free_marker(marker, colour, list(styles.values()))
-        styles[label] = LineStyle(colour, marker, DASHES[number % len(DASHES)])
+        look = LineStyle(colour, marker, DASHES[number % len(DASHES)])
+        if look in styles.values():  # more lines of this colour than markers
+            look = _unused_look(look, list(styles.values()))
+        styles[label] = look
     return {label: styles[label] for label in labels}
 
 
@@ -115,6 +119,15 @@ def _free_marker(marker: str, colour: str, styles: Sequence[LineStyle]) -> str:
     if marker not in taken:
         return marker
     return next((candidate for candidate in MARKERS if candidate not in taken), marker)
+
+
+def _unused_look(look: LineStyle, styles: Sequence[LineStyle]) -> LineStyle:
+    """Return the first pair of marker and dashes that no line of this colour has."""
+    for marker, dash in product(MARKERS, DASHES):
+        candidate = LineStyle(look.colour, marker, dash)
+        if candidate not in styles:
+            return candidate
+    return look
 
 
 def shade(ax: Axes, begin: float) -> None:

@@ -90,6 +90,12 @@ def test_no_two_lines_are_alike(labels: list[str]) -> None:
     assert len(colours_and_dashes) == 6
 
 
+def test_no_two_of_many_lines_of_one_colour_are_alike() -> None:
+    labels = [f"anGPT, lr={n}" for n in range(20)]
+
+    assert len(set(line_styles(labels).values())) == 20
+
+
 LONG_LABEL = "anGPT, gain on q and k, unit norm of each head's average of values, twice the rate"
 
 
