@@ -202,8 +202,12 @@ def _explain_missing(error: ParserError, match: re.Match[str]) -> str:
         option = option.replace(f"{subcommand}.", "--", 1)
         choices = class_choices(option.lstrip("-"))
         names.append(f"{option} ({choices})" if choices else option)
-    has_files = "--config" in error.options
-    fix = "give it in a --config FILE or as an option" if has_files else error.help
+    if subcommand in ("validate", "test") and not error.keys:
+        fix = f"give a run folder, as in anlit {subcommand} runs/gpt, or a --config FILE that has them"
+    elif "--config" in error.options:
+        fix = "give it in a --config FILE or as an option"
+    else:
+        fix = error.help
     return f"{error.program} needs {' and '.join(names)}: {fix}"
 
 

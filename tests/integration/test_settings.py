@@ -411,6 +411,13 @@ def test_a_wrong_value_in_a_file_is_one_sentence(
     assert says in refusal("fit", "--config=tiny.yaml", "--config=own.yaml")
 
 
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_an_evaluation_of_nothing_asks_for_a_run_folder(
+    command: str, working_folder: Path, refusal
+) -> None:
+    assert f"give a run folder, as in anlit {command} runs/gpt" in refusal(command)
+
+
 @pytest.mark.parametrize("key", ["seeds", "equal_tuning", "baseline", "shared", "sections"])
 def test_an_empty_value_in_a_study_is_refused(key: str, working_folder: Path, refusal) -> None:
     study = {"seeds": [1], "arms": {"a": {"configs": ["tiny.yaml"]}}, key: None}
