@@ -203,7 +203,7 @@ def _explain_missing(error: ParserError, match: re.Match[str]) -> str:
         choices = class_choices(option.lstrip("-"))
         names.append(f"{option} ({choices})" if choices else option)
     if subcommand in ("validate", "test") and not error.keys:
-        fix = f"give a run folder, as in anlit {subcommand} runs/gpt, or a --config FILE that has them"
+        fix = f"give a run folder, as in anlit {subcommand} runs/gpt, or a --config FILE"
     elif "--config" in error.options:
         fix = "give it in a --config FILE or as an option"
     else:
