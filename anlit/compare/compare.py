@@ -126,6 +126,8 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
     notes = []
     if len(standard) > 1:
         reason = f"{best.label!r} has the lowest mean final loss"
+        if not best.unfinished and any(group.unfinished for group in standard):
+            reason += " of those that finished"
         notes.append(f"Baseline: of {len(standard)} {STANDARD} groups, {reason}.")
     return best, notes
 

@@ -112,6 +112,7 @@ def test_the_baseline_is_the_finished_gpt_group_of_lowest_loss(make_run, tmp_pat
 
     assert report.comparison.baseline.label.endswith("lr=0.005")
     assert report.notes.startswith("Baseline: of 3 GPT+ groups")
+    assert "has the lowest mean final loss of those that finished" in report.notes
     assert "UNFINISHED" in report.notes
     with pytest.raises(UserError, match="more than one"):
         report_on_runs(tmp_path, baseline="GPT+")
