@@ -56,9 +56,8 @@ class AttentionOutput(nn.Module):
 
     def forward(self, attended: Tensor, x: Tensor) -> Tensor:
         """attended (B, H, T, D) and x (B, T, d), the input of attention → (B, T, H·D)."""
-        attended = self.norm(attended)
+        attended = self.norm(attended.transpose(1, 2))
         if self.W_g is not None:
             gate = 2 * torch.sigmoid(self.W_g(x))  # (B, T, H) or (B, T, H·D)
-            # (B, T, H or H·D) → (B, H, T, 1 or D)
-            attended = attended * gate.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-        return attended.transpose(1, 2).flatten(2)
+            attended = attended * gate.unflatten(-1, (self.n_heads, -1))  # × (B, T, H, 1 or D)
+        return attended.flatten(2)

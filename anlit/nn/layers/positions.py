@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anlit.nn.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
-"""`scale` × cos and sin of each token's angles, (T, R/2), or (B, 1, T, R/2) if positions restart in
+"""`scale` × cos and sin of each token's angles, (T, 1, R/2), or (B, T, 1, R/2) if positions restart in
 each document."""
 
 
@@ -82,12 +82,12 @@ class Positions(nn.Module):
         """
         cos, sin = self.tables(d_head, length, like)
         if index is not None:
-            cos, sin = cos[index][:, None], sin[index][:, None]
-        return cos, sin
+            cos, sin = cos[index], sin[index]
+        return cos[..., None, :], sin[..., None, :]
 
 
 def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Rotate and scale the pairs (i, i + R/2) of the first R dimensions of tensors (B, H, T, D)."""
+    """Rotate and scale the pairs (i, i + R/2) of the first R dimensions of tensors (B, T, H, D)."""
     if rotation is None:
         return vectors
     cos, sin = rotation
@@ -100,11 +100,11 @@ def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
-    n_unrotated = x.shape[-1] - 2 * half
-    first, second, unrotated = x.split([half, half, n_unrotated], dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    rotated = rotated.to(x.dtype)
-    return torch.cat((rotated, unrotated), dim=-1) if n_unrotated else rotated
+    first, second, unrotated = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    new_first = (first * cos - second * sin).to(x.dtype)
+    new_second = (second * cos + first * sin).to(x.dtype)
+    # A second `cat` would keep the compiler from rotating in the pass that normalises.
+    return torch.cat((new_first, new_second, unrotated), dim=-1)
 
 
 class RoPE(Positions):

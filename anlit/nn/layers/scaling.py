@@ -9,10 +9,11 @@ from anlit.nn.layers.sharded import replicated_like
 def scale_queries_and_keys(q: Tensor, k: Tensor, s_qk: Tensor) -> tuple[Tensor, Tensor]:
     """q ∘ s_qk and k ∘ s_qk, per head and dimension ([nGPT], section 2.3.2). Shapes and dtype stay.
 
-    s_qk is (H·D,), also if heads share keys. Then q takes all of it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
+    q is (B, T, H, D), k (B, T, G, D). s_qk is (H·D,), also if heads share keys. Then q takes all of
+    it: (q ∘ s)·(k ∘ s) = (q ∘ s²)·k.
     """
-    s = s_qk.view(q.shape[1], 1, -1)
-    if q.shape[1] == k.shape[1]:
+    s = s_qk.view(q.shape[2], -1)
+    if q.shape[2] == k.shape[2]:
         return (q * s).to(q.dtype), (k * s).to(k.dtype)
     return (q * s.square()).to(q.dtype), k
 

@@ -299,6 +299,14 @@ class NormalisedDecoder(Decoder):
 
 
 def split_heads(qkv: Tensor, n_heads: int, n_kv_heads: int) -> tuple[Tensor, ...]:
-    """(B, T, (H + 2G)·D) → q (B, H, T, D), k and v (B, G, T, D)."""
+    """(B, T, (H + 2G)·D) → q (B, T, H, D), k and v (B, T, G, D)."""
     sizes = (n_heads, n_kv_heads, n_kv_heads)
-    return qkv.unflatten(-1, (sum(sizes), -1)).transpose(1, 2).split(sizes, dim=1)
+    return qkv.unflatten(-1, (sum(sizes), -1)).split(sizes, dim=2)
+
+
+def heads_first(*vectors: Tensor) -> list[Tensor]:
+    """(B, T, H, D) → (B, H, T, D), views: heads of a token stay side by side in memory.
+
+    So the projections before and behind attention need no copies.
+    """
+    return [x.transpose(1, 2) for x in vectors]

@@ -26,7 +26,7 @@ from anlit.nn.layers.norms import RMSNorm
 from anlit.nn.layers.positions import Rotation, rotate
 from anlit.nn.layers.swiglu import swiglu
 from anlit.nn.models.config import DecoderConfig
-from anlit.nn.models.decoder import Decoder, split_heads
+from anlit.nn.models.decoder import Decoder, heads_first, split_heads
 from anlit.nn.models.transfer import MUP
 
 
@@ -100,7 +100,7 @@ class GPTBlock(nn.Module):
 
     def attend(self, x: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         """The update of h by attention: x (B, T, d) → (B, T, d)."""
-        # Project: q (B, H, T, D); k, v (B, G, T, D)
+        # Project: q (B, T, H, D); k, v (B, T, G, D)
         qkv = fused_linear(x, self.W_q, self.W_k, self.W_v)
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
@@ -111,7 +111,7 @@ class GPTBlock(nn.Module):
         v = self.norm_v(v)
 
         # Average the values: (B, H, T, D)
-        y = self.attention(q, k, v, documents)
+        y = self.attention(*heads_first(q, k, v), documents)
 
         # Norm and gate on the averages, heads side by side: (B, T, H·D)
         y = self.output(y, x)

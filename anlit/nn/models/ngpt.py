@@ -31,7 +31,7 @@ from anlit.nn.layers.positions import Rotation, rotate
 from anlit.nn.layers.scaling import scale_queries_and_keys
 from anlit.nn.layers.swiglu import swiglu
 from anlit.nn.models.config import NormalisedConfig
-from anlit.nn.models.decoder import NormalisedDecoder, split_heads
+from anlit.nn.models.decoder import NormalisedDecoder, heads_first, split_heads
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class NGPTBlock(nn.Module):
 
     def attend(self, h: Tensor, documents: Documents, rotation: Rotation | None) -> Tensor:
         """h_A, the suggestion for the first step: h (B, T, d) → (B, T, d)."""
-        # Project: q (B, H, T, D); k, v (B, G, T, D)
+        # Project: q (B, T, H, D); k, v (B, T, G, D)
         qkv = fused_linear(h, self.W_q, self.W_k, self.W_v)
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
@@ -131,7 +131,7 @@ class NGPTBlock(nn.Module):
         v = self.norm_v(v)
 
         # Average the values: (B, H, T, D)
-        y = self.attention(q, k, v, documents)
+        y = self.attention(*heads_first(q, k, v), documents)
 
         # Norm and gate on the averages, heads side by side: (B, T, H·D)
         y = self.output(y, h)

@@ -106,6 +106,14 @@ def trace(form: str, width: int, dtype: torch.dtype = torch.bfloat16) -> dict[st
 
 def write_kernel(graph: GraphModule, capability: int) -> str:
     """The source of the FlexAttention kernel that Inductor writes for a graph traced on a CPU."""
+    wrapper = write_code(graph, capability)
+    kernels = re.findall(r"async_compile\.triton\('triton_tem\w+', '{3}(.*?)'{3}", wrapper, re.S)
+    (source,) = kernels
+    return source
+
+
+def write_code(graph: GraphModule, capability: int) -> str:
+    """All that Inductor writes for a graph traced on a CPU: kernels, and the code that calls them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with imagined_gpu(capability), mode:
         graph = copy.deepcopy(graph)
@@ -120,10 +128,7 @@ def write_kernel(graph: GraphModule, capability: int) -> str:
             V.set_debug_handler(debug),
         ):
             lowering.run(*inputs)
-            wrapper = lowering.codegen()[0].value
-    kernels = re.findall(r"async_compile\.triton\('triton_tem\w+', '{3}(.*?)'{3}", wrapper, re.S)
-    (source,) = kernels
-    return source
+            return lowering.codegen()[0].value
 
 
 def rename_device(graph: GraphModule) -> None:

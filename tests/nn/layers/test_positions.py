@@ -20,8 +20,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tensor:
-    """x (B, H, T, D), rotated as the layers of a model do."""
-    _, _, length, width = x.shape
+    """x (B, T, H, D), rotated as the layers of a model do."""
+    _, length, _, width = x.shape
     rotation = positions.rotation(width, length, index, x)
     (y,) = rotate(rotation, x)
     return y
@@ -130,7 +130,7 @@ def test_stretched_rope_has_the_frequencies_of_transformers(
 def test_the_attention_factor_of_yarn_lengthens_the_rotated_dimensions() -> None:
     """The gradient of training on a CPU, which is written by hand, has it too."""
     positions = YaRN(factor=4.0, training_length=16, fraction=0.5)
-    x = normal(1, 1, 5, D_HEAD).requires_grad_()
+    x = normal(1, 5, 1, D_HEAD).requires_grad_()
 
     y = turned(positions, x)
 
@@ -168,7 +168,7 @@ def test_tables_are_exact_at_position_60_000(positions, dtype, tolerance) -> Non
 
 
 def test_half_precision_is_rotated_with_float32_tables() -> None:
-    x = normal(1, 1, LENGTH, D_HEAD)
+    x = normal(1, LENGTH, 1, D_HEAD)
     narrow_x = x.bfloat16()
     positions = RoPE(fraction=1.0)
 
@@ -191,7 +191,7 @@ def test_tables_follow_width_length_and_dtype_and_inference_mode_does_not_spoil_
         (5, 8, torch.float32),
         (9, 8, torch.float32),
     ):
-        x = normal(1, 1, length, width).to(dtype).requires_grad_()
+        x = normal(1, length, 1, width).to(dtype).requires_grad_()
 
         with torch.inference_mode():
             y = turned(positions, x)
