@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from anlit.nn.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
 
 Rotation = tuple[Tensor, Tensor]
-"""`scale` × cos and sin of each token's angles, (T, 1, R/2), or (B, T, 1, R/2) if positions restart in
-each document."""
+"""`scale` × cos and sin of each token's angles, (T, 1, R/2).
+
+(B, T, 1, R/2) if positions restart in each document."""
 
 
 class Positions(nn.Module):

@@ -113,7 +113,7 @@ def write_kernel(graph: GraphModule, capability: int) -> str:
 
 
 def write_code(graph: GraphModule, capability: int) -> str:
-    """All that Inductor writes for a graph traced on a CPU: kernels, and the code that calls them."""
+    """The kernels that Inductor writes for a graph traced on a CPU, and their calls."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with imagined_gpu(capability), mode:
         graph = copy.deepcopy(graph)
