@@ -42,17 +42,27 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
 
 
 def has_budget(config: Namespace) -> bool:
-    """Whether a configuration of `fit` gives the length of the run in tokens.
+    """Whether a configuration of `fit` gives the length of the run in tokens."""
+    return bool(_budgets(config))
+
+
+def _budgets(config: Namespace) -> dict[str, float]:
+    """Return the settings that give the length of the run in tokens, by name."""
+    budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
+    return {name: value for name, value in budgets.items() if value is not None}
+
+
+def check_length(config: Namespace) -> int | None:
+    """Return the most steps that a run may take; None if they depend on its model or data.
 
     Raises UserError if two settings give the length, or none. It also does if the budget is less
     than a step, or the data do not tell their batches.
     """
-    budgets = {name: config[name] for name in ("max_tokens", "tokens_per_parameter")}
-    given = {name: value for name, value in budgets.items() if value is not None}
-    if not given:
+    budgets = _budgets(config)
+    if not budgets:
         _refuse_endless(config.trainer)
-        return False
-    lengths = given | configured_lengths(config)
+        return config.trainer.max_steps if config.trainer.max_steps > 0 else None
+    lengths = budgets | configured_lengths(config)
     if len(lengths) > 1:
         listed = " and ".join(f"{name}={value:g}" for name, value in lengths.items())
         raise UserError(
@@ -60,9 +70,7 @@ def has_budget(config: Namespace) -> bool:
             "--trainer.max_steps -1 if it is in a file"
         )
     batch_shape(config)
-    if config.max_tokens is not None:
-        _steps_within(config, config.max_tokens)
-    return True
+    return _steps_within(config, config.max_tokens) if config.max_tokens is not None else None
 
 
 def _steps_within(config: Namespace, n_tokens: float) -> int:

@@ -31,6 +31,7 @@ from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
 from anlit.commands.parser import ConfigurationParser, original_error, read_command
+from anlit.commands.run_checks import check_machine, check_run
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.trainer_objects import (
     evaluation_callbacks,
@@ -57,6 +58,7 @@ from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.default_folder import default_run_folder
 from anlit.training.initial_weights import load_initial_weights
+from anlit.training.language_model import LanguageModel
 from anlit.training.lightning_internals import (
     CommandLine,
     set_max_steps,
@@ -233,11 +235,12 @@ class FitCommand(ConfigurationParser):
         is_fit = self.subcommand == "fit"
         try:
             self.has_budget = is_fit and has_budget(config)
+            model = self._check_run(config.clone()) if is_fit else None
             logged = with_wandb_run(config, config.run_dir) if is_fit else config
             self.make_objects(logged, "trainer")
             self.trainer = self.instantiate_trainer()
             if is_fit:
-                self._check_model(config.clone())
+                check_machine(config, model, self.trainer.strategy.root_device.type)
             _set_vocabulary_from_data(config, self.trainer, is_fit)
             if self.has_budget:
                 self.budget_batch = set_steps(config, partial(self._count_parameters, config))
@@ -258,24 +261,20 @@ class FitCommand(ConfigurationParser):
             raise UserError(explain_lightning_error(error)) from error
         self.model = self.setting("model")
         self.datamodule = self.setting("data")
+        # Data with a given vocabulary are prepared when the run starts.
+        _check_data(self.datamodule, self.model.context_length, self.trainer, is_fit)
 
-    def _check_model(self, config: Namespace) -> None:
-        """Raise UserError if model or optimizer refuse a setting, or first weights are missing.
-
-        A model with a vocabulary is made before data are prepared, and not checked here.
-        """
+    def _check_run(self, config: Namespace) -> LanguageModel | None:
+        """Return the result of `check_run`. Raises UserError also if first weights are missing."""
         if config.initial_weights is not None and not self._is_continued():
             find_checkpoint(config.initial_weights)
-        if config.get("model.init_args.vocab_size") is not None:
-            return
-        set_rate_by_width(config.model)
-        with suppress(RuntimeError):  # a class that needs memory for the weights
-            self.model_of(config).new_optimizer()
+        return check_run(self, config)
 
     def _is_continued(self) -> bool:
         """Whether `--ckpt_path last` finds a checkpoint."""
-        last = checkpoint_of_run(self.setting("run_dir"), (LAST,))
-        return self.setting("ckpt_path") == "last" and last is not None
+        config = self.config[self.subcommand]
+        last = checkpoint_of_run(config.run_dir, (LAST,))
+        return config.ckpt_path == "last" and last is not None
 
     def _count_parameters(self, config: Namespace) -> int:
         return self.model_of(config).model.n_parameters()
@@ -323,10 +322,10 @@ def _set_vocabulary_from_data(config: Namespace, trainer: L.Trainer, trains: boo
     parser = ArgumentParser()  # Lightning's parser would store the present configuration
     parser.add_subclass_arguments(L.LightningDataModule, "data")
     data = parser.instantiate(Namespace(data=config.data)).data
+    if "context_length" in settings:
+        _check_data(data, settings.context_length, trainer, trains)
     if isinstance(data, TokenShards):
         data.trainer = trainer
-        if "context_length" in settings:
-            data.check_settings(settings.context_length, trains)
         data.prepare_data()
     vocab_size = vocab_size_of(data)
     if vocab_size is None:
@@ -335,6 +334,13 @@ def _set_vocabulary_from_data(config: Namespace, trainer: L.Trainer, trains: boo
             "give the class an attribute vocab_size"
         )
     settings.vocab_size = padded_vocabulary(vocab_size)
+
+
+def _check_data(data: Any, model_length: int, trainer: L.Trainer, trains: bool) -> None:
+    """Raise UserError for settings that no shards fit, before they are prepared."""
+    if isinstance(data, TokenShards):
+        data.trainer = trainer
+        data.check_settings(model_length, trains)
 
 
 def _is_programming_error(error: BaseException) -> bool:

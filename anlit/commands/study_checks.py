@@ -7,7 +7,6 @@ the finished runs, as `name: anlit …`.
 
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,8 @@ def _check_after_commands(study: Study) -> None:
 def _check_configurations(study: Study) -> None:
     """Raise UserError if the configuration of a run is wrong."""
     # Here, because it imports torch, which takes seconds.
-    from anlit.commands.learning_rate import set_rate_by_width
     from anlit.commands.parser import ConfigurationParser, manifest_of_data, read_command
+    from anlit.commands.run_checks import check_machine, check_run
 
     tokenizers: dict[str, str] = {}
     parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
@@ -61,13 +60,12 @@ def _check_configurations(study: Study) -> None:
             if parser is None:
                 parser = read_command(ConfigurationParser, arguments)
             config = parser.parse_again(arguments)
-            set_rate_by_width(config.model)
-            model = parser.model_of(config)
+            model = check_run(parser, config)
+            if config.trainer.accelerator == "cpu":  # a GPU may be another machine's
+                check_machine(config, model, "cpu")
             manifest = manifest_of_data(config.data) or {}
             tokenizers[run.arm.name] = manifest.get("tokenizer_sha256") or ""
-            with suppress(RuntimeError):  # an optimizer that needs memory for the weights
-                model.new_optimizer()
-            if study.annealing is not None:
+            if study.annealing is not None and model is not None:
                 _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:
             sentence = str(error).lstrip("-")

@@ -79,14 +79,18 @@ class FullySharded(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Connect the ranks. Raises UserError first if `replicas` does not divide their number."""
-        n_ranks = self.num_nodes * self.num_processes
-        if n_ranks % self.replicas:
-            raise UserError(
-                f"trainer.strategy.replicas={self.replicas} does not divide the number of ranks, "
-                f"{n_ranks}: choose one that does"
-            )
+        self.check_replicas(self.replicas, self.num_nodes * self.num_processes)
         connect_ranks(self, self._make_mesh)
         self.checkpoint_io = self._files = AtomicCheckpointIO()
+
+    @staticmethod
+    def check_replicas(replicas: int, n_ranks: int) -> None:
+        """Raise UserError if `replicas` does not divide the number of ranks."""
+        if n_ranks % replicas:
+            raise UserError(
+                f"trainer.strategy.replicas={replicas} does not divide the number of ranks, "
+                f"{n_ranks}: choose one that does"
+            )
 
     def _make_mesh(self) -> DeviceMesh:
         """The mesh of ranks, (replicas, ranks of a replica); one axis for a single replica."""

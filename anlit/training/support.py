@@ -30,8 +30,9 @@ from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, init_args, mapping
 from anlit.errors import UserError
 from anlit.training.callbacks.loss_guard import LossGuard
+from anlit.training.callbacks.noise_scale import GradientNoiseScale
 from anlit.training.strategies import FullySharded
-from anlit.training.weight_averages import refuse_two_averages
+from anlit.training.weight_averages import refuse_late_start, refuse_two_averages
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
 STRATEGIES: list[tuple[Any, str | None]] = [
@@ -137,6 +138,28 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
             LossGuard.check_clipping(trainer.get("gradient_clip_algorithm"))
         if issubclass(callback, callbacks.EMAWeightAveraging):
             _check_moving_average(arguments)
+
+
+def check_ranks(trainer: Mapping[str, Any], n_ranks: int) -> None:
+    """Raise UserError if a configuration's `trainer` needs another number of ranks."""
+    strategy = trainer.get("strategy") or "auto"
+    strategy_class = class_of_strategy(strategy)
+    n_separate_ranks = n_ranks
+    if strategy_class is not None and issubclass(strategy_class, FullySharded):
+        replicas = _arguments_of_strategy(strategy).get("replicas", 1)
+        FullySharded.check_replicas(replicas, n_ranks)
+        n_separate_ranks = 1
+    n_micro_batches = int(trainer.get("accumulate_grad_batches") or 1) * n_separate_ranks
+    for callback, _ in _configured_objects(trainer, "callbacks"):
+        if issubclass(callback, GradientNoiseScale):
+            GradientNoiseScale.check_micro_batches(n_micro_batches)
+
+
+def check_steps(trainer: Mapping[str, Any], n_steps: int) -> None:
+    """Raise UserError if a callback in a configuration's `trainer` begins after the last step."""
+    for callback, arguments in _configured_objects(trainer, "callbacks"):
+        if issubclass(callback, callbacks.WeightAveraging):
+            refuse_late_start(arguments.get("update_starting_at_step"), n_steps)
 
 
 def averages_on_device(trainer: Mapping[str, Any]) -> bool:

@@ -106,7 +106,8 @@ class WeightAverages(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Make room for the averages, and load them from the checkpoint that the run continues."""
         _refuse_other_hook(pl_module.model)
-        _refuse_late_start(self.rule, trainer)
+        start = getattr(self.rule, "update_starting_at_step", None)
+        refuse_late_start(start, n_steps_of(trainer))
         self.rule.on_train_start(trainer, pl_module)
         _reshard(pl_module)
         device = averaging_device(self.rule)
@@ -223,10 +224,8 @@ def _refuse_other_hook(model: nn.Module) -> None:
             )
 
 
-def _refuse_late_start(rule: WeightAveraging, trainer: L.Trainer) -> None:
-    """Refuse an EMA that would begin after the run's last step."""
-    start = getattr(rule, "update_starting_at_step", None)
-    n_steps = n_steps_of(trainer)
+def refuse_late_start(start: int | None, n_steps: int) -> None:
+    """Raise UserError if an average would begin, at step `start`, after the run's last step."""
     if start is not None and start >= n_steps:
         raise UserError(
             f"trainer.callbacks.update_starting_at_step={start} averages nothing, because the last "

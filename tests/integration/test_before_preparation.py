@@ -13,6 +13,8 @@ TINY = [
     "--data.batch_size=2", "--trainer.accelerator=cpu", "--run_dir=run",
 ]  # fmt: skip
 UNLIMITED = "--trainer.max_steps=-1"
+NOISE_SCALE = "anlit.training.callbacks.GradientNoiseScale"
+LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_starting_at_step=10"]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +45,25 @@ UNLIMITED = "--trainer.max_steps=-1"
             "both give the length of the run: leave one out",
         ),
         (["--max_tokens=10", UNLIMITED], "10 tokens are less than a step of 32: give more"),
+        ([f"--trainer.callbacks+={NOISE_SCALE}"], "GradientNoiseScale compares a step with its"),
+        (
+            ["--trainer.strategy=anlit.FullySharded", "--trainer.strategy.replicas=2"],
+            "replicas=2 does not divide the number of ranks, 1",
+        ),
+        ([*LATE, "--trainer.max_steps=9"], "averages nothing, because the last of the run's 9"),
+        ([*LATE, UNLIMITED, "--max_tokens=320"], "the last of the run's 10 steps is number 9"),
+        (["--model.kernel=triton"], "kernel='triton' cannot do attention Plain: it runs on a GPU"),
+        (["--model.kernel=flex"], "FlexAttention has no backward pass on CPU; choose auto"),
     ],
 )
+@pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size=320"]], ids=["found", "given"])
 def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal, options: list[str], words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal,
+    options: list[str],
+    words: str,
+    vocabulary: list[str],
 ) -> None:
     def prepare(*arguments: object) -> NoReturn:
         raise AssertionError("data are prepared")
@@ -54,6 +71,6 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
     monkeypatch.setattr(corpora, "prepare", prepare)
     monkeypatch.chdir(tmp_path)
 
-    assert words in refusal(*TINY, *options)
+    assert words in refusal(*TINY, *vocabulary, *options)
 
     assert not Path("run").exists()

@@ -85,7 +85,13 @@ class GradientNoiseScale(L.Callback):
             setattr(self, name, state_dict[name])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.accumulate_grad_batches * _n_separate_ranks(trainer, pl_module) < 2:
+        n_ranks = _n_separate_ranks(trainer, pl_module)
+        self.check_micro_batches(trainer.accumulate_grad_batches * n_ranks)
+
+    @staticmethod
+    def check_micro_batches(n_micro_batches: int) -> None:
+        """Raise UserError if a step has too few micro-batches to compare."""
+        if n_micro_batches < 2:
             raise UserError(
                 "GradientNoiseScale compares a step with its micro-batches, and it has only one: "
                 "set --trainer.accumulate_grad_batches 2 and halve --data.batch_size"

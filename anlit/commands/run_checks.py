@@ -1,0 +1,65 @@
+"""Refuses a run that could not start, before its data are prepared, which may take hours.
+
+For `anlit fit`, and for each run of a study.
+"""
+
+import torch
+from jsonargparse import Namespace
+
+from anlit.commands.budget import check_length, count_devices
+from anlit.commands.learning_rate import set_rate_by_width
+from anlit.commands.parser import ConfigurationParser
+from anlit.config.value_checks import check_precision
+from anlit.nn.attention.attention import attention_layers, example_query
+from anlit.nn.kernels import check_kernel
+from anlit.training.language_model import LanguageModel
+from anlit.training.support import check_ranks, check_steps
+
+DTYPES = {
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "64-true": torch.float64,
+}
+"""Precisions in which attention does not compute in float32."""
+
+
+def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel | None:
+    """Check the length, the model and the optimizer of a run.
+
+    `config` gets the rate by width. A missing vocabulary is the default.
+
+    Returns:
+        The model on the meta device. None if its class needs memory for the weights.
+
+    Raises:
+        UserError: The run could not start.
+    """
+    n_steps = check_length(config)
+    if n_steps is not None:
+        check_steps(config.trainer.as_dict(), n_steps)
+    set_rate_by_width(config.model)
+    try:
+        model = parser.model_of(config)
+        model.new_optimizer()
+    except RuntimeError:  # a class that needs memory for the weights
+        return None
+    return model
+
+
+def check_machine(config: Namespace, model: LanguageModel | None, device_type: str) -> None:
+    """Check the number of ranks, and the kernels on a CPU.
+
+    A GPU is not asked, because data are prepared by forked processes.
+
+    Raises:
+        UserError: The run could not start on devices of this type.
+    """
+    n_ranks = count_devices(config.trainer) * config.trainer.num_nodes
+    check_ranks(config.trainer.as_dict(), n_ranks)
+    if model is None or device_type != "cpu":
+        return
+    dtype = DTYPES.get(check_precision(config.trainer.precision), torch.float32)
+    device = torch.device(device_type)
+    for layer in attention_layers(model.model):
+        q = example_query(layer.mechanism, model.context_length, dtype, device, requires_grad=True)
+        check_kernel(layer.kernel, layer.mechanism, q, layer.dropout)
