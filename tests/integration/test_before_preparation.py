@@ -1,9 +1,10 @@
 """What no run can have is refused before data are prepared, which may take hours."""
 
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+import yaml
 
 from anlit.data import corpora
 
@@ -14,6 +15,14 @@ TINY = [
 ]  # fmt: skip
 UNLIMITED = "--trainer.max_steps=-1"
 NOISE_SCALE = "anlit.training.callbacks.GradientNoiseScale"
+LATE_IN_STUDY = {
+    "trainer.callbacks": [
+        {
+            "class_path": "lightning.pytorch.callbacks.EMAWeightAveraging",
+            "init_args": {"update_starting_at_step": 10},
+        }
+    ]
+}
 LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_starting_at_step=10"]
 
 
@@ -74,3 +83,32 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
     assert words in refusal(*TINY, *vocabulary, *options)
 
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"trainer.max_steps": 10, **LATE_IN_STUDY}, "averages nothing, because the last of the"),
+        ({"trainer.callbacks": [{"class_path": NOISE_SCALE}]}, "GradientNoiseScale compares"),
+        ({"model.init_args.kernel": "flex"}, "FlexAttention has no backward pass on CPU"),
+        ({"max_tokens": 10, "trainer.max_steps": -1}, "10 tokens are less than a step of"),
+    ],
+)
+def test_an_arm_that_cannot_start_is_refused_before_the_first_run_of_a_study(
+    tmp_path: Path, refusal, settings: dict[str, Any], words: str
+) -> None:
+    common = {"trainer.accelerator": "cpu", "data.init_args.path": str(tmp_path / "prepared")}
+    arms = {
+        "first": {"configs": ["model/gpt.yaml", "data/python.yaml"], "settings": common},
+        "second": {
+            "configs": ["model/gpt.yaml", "data/python.yaml"],
+            "settings": common | settings,
+        },
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({"arms": arms, "seeds": [1], "sections": ["tuning"]}))
+
+    error = refusal("study", "--config", path, "--output", tmp_path / "out", "--dry_run")
+
+    assert f"arm 'second' of {path}: " in error
+    assert words in error
