@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import callbacks
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,
@@ -35,6 +36,7 @@ from anlit.training.strategies import FullySharded
 from anlit.training.weight_averages import refuse_late_start, refuse_two_averages
 
 SHARDED_FIX = "set --trainer.strategy anlit.FullySharded"
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 STRATEGIES: list[tuple[Any, str | None]] = [
     (FullySharded, None),
     (
@@ -123,6 +125,7 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
         value = trainer.get(name)
         if value is not None:
             raise UserError(f"trainer.{name}={value} {reason.format(value=value)}")
+    _check_accelerator(trainer.get("accelerator") or "auto")
     strategy = trainer.get("strategy") or "auto"
     strategy_class = class_of_strategy(strategy)
     if strategy_class is not None:
@@ -168,6 +171,20 @@ def averages_on_device(trainer: Mapping[str, Any]) -> bool:
         if issubclass(callback, callbacks.WeightAveraging):
             return str(arguments.get("device")).partition(":")[0] != "cpu"
     return False
+
+
+def _check_accelerator(accelerator: Any) -> None:
+    """Raise UserError for an accelerator, a name or a class, on which anlit was never tried."""
+    name = accelerator if isinstance(accelerator, str) else class_name(accelerator)
+    accelerator_class = _class_in(accelerator)
+    is_tried = name in ACCELERATORS
+    if accelerator_class is not None:
+        is_tried = issubclass(accelerator_class, CPUAccelerator | CUDAAccelerator)
+    if not is_tried:
+        raise UserError(
+            f"trainer.accelerator={name} is not one of anlit's, which trains on CPU and CUDA "
+            "GPUs: set auto, cpu or gpu"
+        )
 
 
 def check_strategy(name: str, strategy_class: type[Strategy], arguments: Mapping[str, Any]) -> None:

@@ -30,7 +30,10 @@ LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_s
     ("options", "words"),
     [
         (["--trainer.devices=0"], "trainer.devices is no number of processes: give"),
-        (["--trainer.accelerator=mps"], "accelerator"),
+        (["--trainer.accelerator=mps"], "trainer.accelerator=mps is not one of anlit's, which"),
+        (["--trainer.accelerator=tpu"], "trainer.accelerator=tpu is not one of anlit's, which"),
+        (["--trainer.accelerator=XLAAccelerator"], "trainer.accelerator=XLAAccelerator is not"),
+        (["--trainer.accelerator=procesor"], "trainer.accelerator=procesor is not one of anlit's"),
         (["--trainer.limit_train_batches=1.5"], "invalid value 1.5 for limit_train_batches"),
         (
             ["--trainer.callbacks+=TailAveraging", "--trainer.callbacks.share=2"],
