@@ -20,7 +20,7 @@ from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
 from anlit.training.callbacks.loss_guard import LossGuard
 from anlit.training.callbacks.norms import NormMonitor
-from anlit.training.callbacks.progress import RunProgress
+from anlit.training.callbacks.progress import RunDescription, RunProgress
 from anlit.training.callbacks.random_state import RandomState
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.callbacks.throughput import Throughput
@@ -43,6 +43,8 @@ def training_callbacks(
     configured = as_list(trainer.get("callbacks"))
     _refuse_twins(configured)
     callbacks: list[Callback] = [Throughput()]
+    if trainer.get("enable_progress_bar") is not False:
+        callbacks.append(RunDescription())  # before a progress bar is drawn
     if not trainer.get("fast_dev_run"):
         callbacks.append(WholeSteps())  # before all callbacks that save
     callbacks += configured

@@ -48,6 +48,18 @@ def test_a_run_prints_its_own_lines_alone(shards: Path, tmp_path: Path, capfd) -
     assert printed.err == ""
 
 
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_the_line_about_a_run_is_above_another_progress_bar(
+    shards: Path, tmp_path: Path, capfd, bar: str
+) -> None:
+    run_dir = tmp_path / "run"
+
+    assert run(fit_arguments(shards, run_dir, *SETTINGS, f"--trainer.callbacks+={bar}")) == 0
+
+    first = capfd.readouterr().out.splitlines()[0]
+    assert re.fullmatch(rf"AnGPT, \S+ parameters, cpu, bf16-mixed.*, in {run_dir}", first)
+
+
 def test_a_run_prints_once_if_lightning_starts_its_second_rank(
     shards: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a run: a line every 10 s, and a line after each validation."""
+"""The first line of a run, and its progress: a line every 10 s and after each validation."""
 
 import time
 from datetime import timedelta
@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.config.batch_ramp import Ramp, ramp_of
 from anlit.reporting.text import echo, short_number
@@ -13,6 +14,29 @@ from anlit.training.lightning_internals import is_logged, validation_follows
 
 SECONDS_BETWEEN_LINES = 10.0
 """The result of a validation is always printed."""
+
+
+class RunDescription(L.Callback):
+    """Prints model, devices, precision, rates and folder of a run that starts, in one line."""
+
+    changes_learning = False
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        devices = pl_module.device.type
+        if trainer.world_size > 1:
+            devices = f"{trainer.world_size} × {devices}"
+        facts = [
+            type(pl_module).__name__,
+            f"{pl_module.model.n_parameters():,} parameters",
+            devices,
+            str(trainer.precision),
+            f"peak rate {format_rates(pl_module.peak_rates())}",
+            f"in {trainer.default_root_dir}",
+        ]
+        if trainer.global_step:
+            facts.append(f"continuing at step {trainer.global_step}")
+        echo(", ".join(facts))
 
 
 class RunProgress(ProgressBar):
@@ -66,20 +90,6 @@ class RunProgress(ProgressBar):
         self._step = trainer.global_step
         self._started_at = time.monotonic()
         self._printed_at = self._started_at
-        devices = pl_module.device.type
-        if trainer.world_size > 1:
-            devices = f"{trainer.world_size} × {devices}"
-        facts = [
-            type(pl_module).__name__,
-            f"{pl_module.model.n_parameters():,} parameters",
-            devices,
-            str(trainer.precision),
-            f"peak rate {format_rates(pl_module.peak_rates())}",
-            f"in {trainer.default_root_dir}",
-        ]
-        if self._step:
-            facts.append(f"continuing at step {self._step}")
-        self.print(", ".join(facts))
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:  # several micro-batches make one step
