@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anlit.config import foreign_names
 from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
 from anlit.config.value_checks import TYPES_IN_WORDS
@@ -126,7 +127,7 @@ def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
     group = match.groupdict().get("group")
     name = f"{group}.{name}" if group else name
     subcommand = f"{error.program.split()[-1]}."
-    key = _key_that_ends_in(name.lstrip("-")) if "--model" in error.options else ""
+    key = _key_meant_by(name.lstrip("-")) if "--model" in error.options else ""
     if name.startswith(subcommand):  # a file with LightningCLI's section `fit:`
         fix = f"did you mean {name.removeprefix(subcommand)}?"
     elif key:
@@ -134,6 +135,19 @@ def _explain_unknown(error: ParserError, match: re.Match[str]) -> str:
     else:
         fix = _nearest(name, error.options) or error.help
     return f"{'.'.join([*keys, name])} is not {kind} of {error.program}: {fix}"
+
+
+def _key_meant_by(name: str) -> str:
+    """`trainer.max_steps` for `steps`, `model.optimizer.betas` for `optimizer.betas`; or ""."""
+    first_part, _, rest = name.partition(".")
+    last_part = rest.rpartition(".")[2] or name
+    if last_part in foreign_names.KEYS:
+        return foreign_names.KEYS[last_part]
+    key = _key_that_ends_in(name) or _key_that_ends_in(last_part)
+    section = _key_that_ends_in(first_part)
+    if not key and rest and section:
+        return f"{section}.{rest}"
+    return key
 
 
 def _key_that_ends_in(name: str, section: str = "") -> str:
@@ -169,6 +183,8 @@ def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, own
     key = _key_that_ends_in(name, ".".join([*keys, ""]))
     if key.count(".") > len(keys):  # in a class of one of its settings
         fix = f"did you mean {key}?"
+    elif keys[:1] in (["model"], ["data"]) and name in foreign_names.KEYS:
+        fix = f"did you mean {foreign_names.KEYS[name]}?"
     else:
         names = [parameter.name for parameter in parameters_of(kind)]
         fix = _nearest(name, [name for name in names if name != "params"])
@@ -180,6 +196,13 @@ def _nearest(name: str, options: Collection[str]) -> str:
     """The advice to take the option nearest to `name`, or any of a few. "" if none is near."""
     plain_name = name.lstrip("-")
     plain_options = [option.lstrip("-") for option in options]
+    section = plain_name[: plain_name.rfind(".") + 1]
+    within = [option for option in plain_options if option.startswith(section)]
+    settings = [option.removeprefix(section) for option in within]
+    if section and settings:
+        for setting in difflib.get_close_matches(plain_name.removeprefix(section), settings, n=1):
+            return f"did you mean {name.removesuffix(plain_name)}{section}{setting}?"
+        return ""
     for spelling in (plain_name, plain_name.split(".")[0]):
         for option in difflib.get_close_matches(spelling, plain_options, n=1):
             return f"did you mean {name.removesuffix(plain_name)}{option}?"
