@@ -41,6 +41,7 @@ ADVICE = {
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
 _OWNER_IN_VALUE = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_WRAPPED = re.compile(r"Problem with given class_path '(?:[^']*\.)?(?P<name>\w+)': (?P<cause>.*)")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
 """Errors of a union's members after the first with a class. Only the first has the user's class."""
@@ -384,7 +385,11 @@ def explain_constructor_error(error: Exception) -> str:
     The parser lists an error for each member of a union; the first is the constructor's.
     """
     match = re.search(r"Errors:\n *- (.*)", str(error))
-    return match[1] if match else str(error)
+    if match:
+        return match[1]
+    message = " ".join(str(error).split())
+    wrapped = _WRAPPED.fullmatch(message)
+    return f"{wrapped['name']}: {wrapped['cause']}" if wrapped else message
 
 
 def _class_at(path: str) -> Any:

@@ -17,6 +17,13 @@ from lightning.pytorch.strategies import DDPStrategy
 from anlit.errors import UserError
 
 
+class NeedsPackage(L.Callback):
+    """Raises in its constructor, as Lightning's MLFlowLogger does without its package."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("the package nowhere is not installed")
+
+
 class AtBatch(L.Callback):
     """Sends the signal `event` when training batch `batch` (from 0) begins, on a rank or on all.
 

@@ -15,6 +15,7 @@ TINY = [
 ]  # fmt: skip
 UNLIMITED = "--trainer.max_steps=-1"
 NOISE_SCALE = "anlit.training.callbacks.GradientNoiseScale"
+WITHOUT_PACKAGE = "tests.integration.callbacks.NeedsPackage"
 LATE_IN_STUDY = {
     "trainer.callbacks": [
         {
@@ -44,6 +45,10 @@ LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_s
             "LossGuard needs the gradient norm",
         ),
         (["--trainer.overfit_batches=1"], "trainer.overfit_batches=1 cannot repeat batches"),
+        (
+            [f"--trainer.callbacks+={WITHOUT_PACKAGE}"],
+            "error: NeedsPackage: the package nowhere is not installed",
+        ),
         (["--model.n_heads=3"], "model.d_model=8 is not divisible by model.n_heads=3"),
         (
             ["--model.optimizer=torch.optim.SGD", "--model.optimizer.nesterov=true"],
