@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-from anlit.config.registry import public_classes
-
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -34,6 +32,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     if name[:1].isupper():
+        from anlit.config.registry import public_classes  # a command imports `anlit` first
+
         for module in _MODULES_OF_CLASSES:
             classes = public_classes(module)
             if name in classes:
@@ -43,6 +43,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the classes too that are not imported yet."""
+    from anlit.config.registry import public_classes
+
     names = {*globals(), *_MODULES}
     for module in _MODULES_OF_CLASSES:
         names.update(public_classes(module))

@@ -29,6 +29,20 @@ for command in sys.argv[1:]:
     print(command, ":", *sys.modules)
 """
 
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+module = sys.argv.pop(1)
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("anlit", run_name="__main__")
+"""
+
 
 WRONG_COMMANDS = (
     "generate nowhere hello",
@@ -105,3 +119,13 @@ def test_help_fits_a_terminal_of_80_columns(command: str, capsys, monkeypatch) -
 
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("module", ["anlit.cli", "anlit.signals", "anlit.commands.demo"])
+def test_ctrl_c_is_quiet_while_a_command_is_imported(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "demo", "--help"]
+
+    process = subprocess.run(command, capture_output=True, text=True)
+
+    assert process.stderr == "anlit: error: interrupted\n"
+    assert process.returncode == 130
