@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from anlit.compare.comparison import STUDY
+from anlit.compare.comparison import STEPS, STUDY, read_step_times
+from anlit.io.write import write_json
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
 from anlit.study.plan import PlannedRun, hash_in_name
@@ -52,7 +53,7 @@ def find_reusable(
 
 
 def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path]) -> None:
-    """Take over the reusable runs of other studies.
+    """Take over the reusable runs of other studies, and times of steps if `output` has none.
 
     Files become hard links, or copies across file systems.
     """
@@ -68,6 +69,18 @@ def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path]) -> 
         os.utime(partial)
         partial.rename(output / name)  # a kill before this line leaves no incomplete run
         echo(f"{name}: taken from {source}")
+    if output.is_dir() and not (output / STEPS).exists():
+        _take_step_times(output, studies)
+
+
+def _take_step_times(output: Path, studies: Sequence[Path]) -> None:
+    """Take over the first times of steps. A report checks whether they hold for its runs."""
+    for study in studies:
+        record = read_record(study)[0] if (study / STUDY).is_file() else {}
+        steps = record.get("paired_steps") or read_step_times(study)
+        if steps:
+            write_json(output / STEPS, steps)
+            return
 
 
 def link_or_copy(source: str, target: str) -> None:

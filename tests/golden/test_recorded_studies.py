@@ -66,3 +66,17 @@ def test_a_recorded_study_is_computed_again(path: Path, tmp_path: Path) -> None:
         assert_same(new, old, old["label"])
     for part in COMPUTED:
         assert_same(recomputed.get(part), recorded.get(part), part)
+
+
+def test_a_recorded_study_is_drawn_again_with_its_times_of_steps(tmp_path: Path) -> None:
+    folder = RESULTS / "defaults" / "1.3m"
+    source = ["--config=study/defaults.yaml", "--budget=cpu-1.3m", "--reuse", str(folder)]
+
+    assert main([*source, f"--output={tmp_path / 'out'}", "--report_only"]) == 0
+
+    recorded = groups(json.loads((folder / "report.json").read_text()))
+    drawn = groups(json.loads((tmp_path / "out" / "report.json").read_text()))
+    assert any(group["speedup_wall_clock"] for group in recorded)
+    for old, new in zip(recorded, drawn, strict=True):
+        for key in ("final_loss", "speedup_tokens", "time_per_token", "speedup_wall_clock"):
+            assert_same(new[key], old[key], f"{old['label']}, {key}")
