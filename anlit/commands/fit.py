@@ -45,11 +45,13 @@ from anlit.config.error_messages import (
     explain_lightning_error,
     is_lightning_error,
 )
-from anlit.config.labels import class_name
+from anlit.config.labels import CONFIG, class_name
+from anlit.config.start_folder import data_paths_from_start
 from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, DivergenceError, Preempted, RunError, UserError
+from anlit.io.read import read_yaml
 from anlit.nn.models.runtime import flush_denormals
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
@@ -103,6 +105,7 @@ class FitCommand(ConfigurationParser):
             self._prepare_run_folder(config)
         else:
             self._choose_checkpoint_to_evaluate(config)
+        _find_data_from_start(config)
 
     def _choose_checkpoint_to_evaluate(self, config: Namespace) -> None:
         config.ckpt_path = checkpoint_to_evaluate(
@@ -306,6 +309,23 @@ class FitCommand(ConfigurationParser):
 
 def _config_files(config: Namespace) -> list[str]:
     return [str(path) for path in config.config or []]
+
+
+def _find_data_from_start(config: Namespace) -> None:
+    """Make paths of the data absolute that only the folder has in which the run was started.
+
+    The run is the one that is evaluated or continued, with its own config.yaml.
+    """
+    checkpoint = Path(config.ckpt_path) if config.ckpt_path not in (None, "last") else None
+    run = checkpoint.parent.parent if checkpoint is not None else Path(config.run_dir)
+    files = [Path(file) for file in _config_files(config)]
+    if config.ckpt_path is None or run.resolve() / CONFIG not in [file.resolve() for file in files]:
+        return
+    recorded = read_yaml(run / CONFIG, dict)
+    for name, paths in data_paths_from_start(run, recorded).items():
+        if config.data.get(f"init_args.{name}") == recorded["data"]["init_args"][name]:
+            config.data.init_args[name] = paths
+            rank_zero_only(echo)(f"data.{name}={paths}, from the folder where {run} was started")
 
 
 def _usual_run_dir(config: Namespace) -> str:

@@ -9,6 +9,7 @@ import anlit.data.mixture  # noqa: F401
 from anlit.config.labels import CONFIG, mapping
 from anlit.config.objects import build_from_plain, shown, subclass_named
 from anlit.config.schema import DATA_ORDER, setting_of
+from anlit.config.start_folder import data_paths_from_start
 from anlit.data.module import TokenShards
 from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
@@ -32,6 +33,7 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     for key, value in mapping(section.get("init_args")).items():
         if _is_of_validation(key):
             settings[key] = value
+    settings |= data_paths_from_start(checkpoint.file.parent.parent, checkpoint.config or {})
     data_class: Any = TokenShards
     if path is not None:
         settings["path"] = path
