@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -306,9 +307,12 @@ def test_a_missing_client_of_google_storage_is_named(new_client: None, monkeypat
 def test_hugging_face_gives_the_batches_of_the_local_folder(prepared: str, monkeypatch) -> None:
     downloads = []
 
-    def download(repo: str, path: str, **options: Any) -> str:
+    def download(repo: str, path: str, **options: Any) -> Any:
+        file = Path(prepared, path.removeprefix("shards/"))
+        if options.get("dry_run"):
+            return SimpleNamespace(file_size=file.stat().st_size)
         downloads.append((repo, path, options["repo_type"], options["revision"]))
-        return str(Path(prepared, path.removeprefix("shards/")))
+        return str(file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
 
@@ -319,6 +323,20 @@ def test_hugging_face_gives_the_batches_of_the_local_folder(prepared: str, monke
     assert downloads[0] == ("somebody/corpus", "shards/manifest.json", "dataset", "v2")
     chunks = [path for _, path, _, _ in downloads if "train/chunk" in path]
     assert len(chunks) == N_CHUNKS
+
+
+def test_a_file_of_hugging_face_that_is_larger_than_expected_is_not_downloaded(
+    monkeypatch,
+) -> None:
+    def download(repo: str, path: str, **options: Any) -> Any:
+        assert options.get("dry_run"), "the whole file is downloaded"
+        return SimpleNamespace(file_size=50 * 2**30)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+
+    message = r"manifest\.json has more than the [\d,]+ bytes that were expected: check the"
+    with pytest.raises(UserError, match=message):
+        ready(HUB_ADDRESS)
 
 
 def test_hugging_face_without_a_connection_is_one_sentence(monkeypatch) -> None:

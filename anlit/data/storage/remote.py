@@ -41,12 +41,17 @@ class BoundedFile(BufferedWriter):
         self.address = address
 
     def write(self, content: Any) -> int:
-        if self.tell() + len(content) > self.most_bytes:
-            raise UserError(
-                f"{self.address} has more than the {self.most_bytes:,} bytes that were expected: "
-                "check the address, or copy the folder there again"
-            )
+        refuse_larger(self.address, self.tell() + len(content), self.most_bytes)
         return super().write(content)
+
+
+def refuse_larger(address: str, size: int, most_bytes: int) -> None:
+    """Raise UserError for a file of more than `most_bytes`."""
+    if size > most_bytes:
+        raise UserError(
+            f"{address} has more than the {most_bytes:,} bytes that were expected: check the "
+            "address, or copy the folder there again"
+        )
 
 
 def download_bytes(address: str, most_bytes: int) -> bytes:
@@ -61,11 +66,12 @@ def download(address: str, target: Path, most_bytes: int) -> None:
     """Download a file to `target`.
 
     Raises FileNotFoundError, or UserError if the server cannot be reached, refuses or stalls. It
-    also does if a file of s3:// or gs:// has more than `most_bytes`.
+    also does if the file has more than `most_bytes`.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:
-        if address.startswith("hf://"):  # its client writes files only
+        if address.startswith("hf://"):  # its client writes files only, and them whole
+            refuse_larger(address, _size_on_hub(address), most_bytes)
             downloader.download_file(address, str(target))
         else:
             with BoundedFile(target, most_bytes, address) as file:
@@ -76,10 +82,34 @@ def download(address: str, target: Path, most_bytes: int) -> None:
         raise _explain(error, address) from error
     # litdata ignores FileNotFoundError, which huggingface_hub raises without a network.
     if not target.exists():
-        raise UserError(
-            f"{address} cannot be read, there is no connection to it: check the address and the "
-            "network"
+        raise _no_connection(address)
+
+
+def _size_on_hub(address: str) -> int:
+    """Return the bytes of a file of hf://, as the hub says them; 0 if it does not."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from litdata.utilities.hf_fs import parse_hf_url
+
+    repo, revision, path = parse_hf_url(address)
+    try:
+        file: Any = hf_hub_download(
+            repo,
+            path,
+            repo_type="dataset",
+            revision=revision,
+            etag_timeout=HF_TIMEOUT_S,
+            dry_run=True,
         )
+    except LocalEntryNotFoundError as error:
+        raise _no_connection(address) from error
+    return int(file.file_size or 0)
+
+
+def _no_connection(address: str) -> UserError:
+    return UserError(
+        f"{address} cannot be read, there is no connection to it: check the address and the network"
+    )
 
 
 @lru_cache
