@@ -52,6 +52,7 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "tags": [str],
     "status": str,
     "ended": str,
+    "steps": int,
     "error": str,
     "architecture": str,
     "parameters": int,

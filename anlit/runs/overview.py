@@ -16,7 +16,7 @@ import numpy as np
 
 from anlit.config.labels import mapping
 from anlit.errors import UserError
-from anlit.runs.folders import CONFIG, METRICS, Curve, Run, read_settings_of_run
+from anlit.runs.folders import CONFIG, METRICS, RECORD, Curve, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show, without_arguments
 
@@ -36,14 +36,14 @@ class Overview:
         folder: The folder, below the folder that all runs lie in.
         tags: The tags that the run was given.
         state: running, finished, interrupted, failed or unknown, as the run recorded it.
-        step: Optimizer steps that are logged.
+        step: Optimizer steps that are logged; without a log the steps at the end of the run.
         steps: Optimizer steps in all. None if only epochs are set.
         tokens: Training tokens so far.
         train_loss: The last logged training loss, in nats per token.
         val_loss: The last validation loss, in nats per token.
         rate: The learning rate in force.
         tokens_per_second: The last logged speed.
-        age: Seconds since the run last wrote its metrics.
+        age: Seconds since the run last wrote its metrics, or without them its record.
         changes: Settings that differ from the first run's, as `name=value`.
     """
 
@@ -114,14 +114,15 @@ def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
     """Return the overview of a run from its record, configuration and last metrics."""
     rows = last_rows(run.folder / METRICS)
-    step = last_number(rows, "step")
+    last_logged = last_number(rows, "step")
+    step = run.record.get("steps") if last_logged is None else int(last_logged) + 1
     max_steps = mapping(run.config.get("trainer")).get("max_steps")
     return Overview(
         name=run.name or folder,
         folder=folder,
         tags=run.tags,
         state=run.status,
-        step=None if step is None else int(step) + 1,
+        step=step,
         steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
         tokens=last_number(rows, "train/tokens"),
         train_loss=last_number(rows, "train/loss"),
@@ -175,8 +176,8 @@ def last_number(rows: Iterable[dict[str, str]], column: str) -> float | None:
 
 
 def age_of(folder: Path) -> float | None:
-    """Return the seconds since the run wrote its metrics or, before that, its configuration."""
-    for name in (METRICS, CONFIG):
+    """Return the seconds since the run wrote its metrics; without them its record."""
+    for name in (METRICS, RECORD, CONFIG):
         if (folder / name).exists():
             return max(0.0, time.time() - (folder / name).stat().st_mtime)
     return None

@@ -247,6 +247,18 @@ def test_ranks_wait_for_each_other_only_where_they_log(
         assert meetings <= {0, 5, 10, 12}
 
 
+def test_a_run_without_loggers_has_its_steps_in_the_list_of_runs(
+    shards: Path, tmp_path: Path, capsys
+) -> None:
+    flags = ("--trainer.logger=false", "--trainer.max_steps=3")
+    assert main(fit_arguments(shards, tmp_path / "run", *flags)) == 0
+    capsys.readouterr()
+
+    assert main(["runs", str(tmp_path / "run"), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["step"] == 3
+
+
 @pytest.mark.parametrize(
     ("trainer", "last"),
     [

@@ -173,7 +173,8 @@ class RunRecord(L.Callback):
             early = stopped_early(trainer)
             if early:
                 _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
-            self._write(status="finished", ended=utc_time(), **early)
+            steps = trainer.global_step
+            self._write(status="finished", ended=utc_time(), steps=steps, **early)
 
     @rank_zero_only
     def on_exception(
@@ -184,7 +185,8 @@ class RunRecord(L.Callback):
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
         message = f"{type(exception).__name__}: {exception}"
         try:
-            self._write(status=status, ended=utc_time(), error=message)
+            steps = trainer.global_step
+            self._write(status=status, ended=utc_time(), steps=steps, error=message)
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(
                 f"{self.path} still says 'running': it could not be written ({error.strerror})"
