@@ -46,8 +46,11 @@ PieceKey = tuple[str, str | None]
 """A file's name, and the label of a piece, such as "2 of 5". None for a complete file."""
 
 
-def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder has a manifest. Raise UserError if it holds no shards of `settings`."""
+def check_folder(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether the folder is finished: it has a manifest.
+
+    Raise UserError if it holds something else than shards of `settings`.
+    """
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(str(folder))
         refuse_other_settings(folder, manifest.get("settings"), settings)
@@ -114,10 +117,11 @@ def _check_vocabulary(folder: Path, manifest: dict[str, Any], content: bytes) ->
         raise damage_error(str(folder / MANIFEST), damage)
 
 
-def is_done(job: Job, task: Task, checksums: bool) -> bool:
-    """Whether a task has its record and its chunks. Raise UserError if a source file has changed.
+def check_task(job: Job, task: Task, checksums: bool) -> bool:
+    """Return whether a task is done: it has its record and its chunks.
 
-    Without `checksums`, only source files younger than the record are read, and no chunks.
+    Raise UserError if a source file has changed. Without `checksums`, only source files younger
+    than the record are read, and no chunks.
     """
     path = record_path(job.folder, task.number)
     try:

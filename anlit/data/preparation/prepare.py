@@ -20,10 +20,10 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.folder_state import (
     LOCK,
+    check_folder,
     check_sources,
+    check_task,
     find_damage,
-    is_done,
-    is_finished,
     times_sha256,
     write_times,
 )
@@ -83,7 +83,7 @@ def prepare(
         source = open_source(recipe)
         settings = settings_of(recipe, source)
         times = times_sha256(source.paths)
-        if is_finished(folder, settings) and find_damage(folder, verify) is None:
+        if check_folder(folder, settings) and find_damage(folder, verify) is None:
             manifest = read_manifest(str(folder))
             check_sources(folder, recipe, source, manifest, times, verify)
             return manifest
@@ -91,7 +91,7 @@ def prepare(
         if not folder.exists():
             source.refuse_if_empty()
         with _locked(folder):
-            if is_finished(folder, settings):
+            if check_folder(folder, settings):
                 damage = find_damage(folder, verify)
                 if damage is None:  # another process was faster
                     return read_manifest(str(folder))
@@ -99,7 +99,7 @@ def prepare(
                 verify = True  # any chunk may be of another corpus
             plan, listing, job = make_plan(folder, recipe, source, settings, skip_bad)
             tasks = tasks_of(listing.files, recipe)
-            done_tasks = {task: is_done(job, task, verify) for task in tasks}
+            done_tasks = {task: check_task(job, task, verify) for task in tasks}
             size = sum(task.size for task in tasks) / 1e6
             say(f"Preparing {recipe.corpus}: {len(listing.files):,} files, {size:,.1f} MB.")
             if other_formats := listing.skipped.get(OTHER_FORMAT):
