@@ -115,8 +115,8 @@ def _notes_on_states(group: Group) -> Iterator[str]:
 
 def _state(run: Run, group: Group) -> str:
     """Why a run of a group is not counted."""
-    is_copy = run.complete or (group.unfinished and run.comparable)
-    return "equal to another run" if is_copy else run.state
+    is_repeated = run.complete or (group.unfinished and run.comparable)
+    return "of the seed of a later run" if is_repeated else run.state
 
 
 def _notes_within(group: Group) -> Iterator[str]:

@@ -36,11 +36,11 @@ class Group:
     def counted(self) -> tuple[Run, ...]:
         """The runs behind every number: the complete runs, or without any, the comparable runs.
 
-        Runs with the same seeds and the same curve are copies, and only the first counts.
+        Of runs with the same seeds the last counts: they are copies, or not independent.
         """
         complete = [run for run in self.runs if run.complete]
         candidates = complete or [run for run in self.runs if run.comparable]
-        return tuple(_without_copies(candidates))
+        return tuple(_last_of_seeds(candidates))
 
     @property
     def lost(self) -> tuple[Run, ...]:
@@ -96,13 +96,13 @@ class Group:
         return mean_curve([self.measure.curve_of(run).finite() for run in self.counted])
 
 
-def _without_copies(runs: Iterable[Run]) -> list[Run]:
-    """The first of all runs with the same seeds and the same curve."""
-    first_runs: dict[Any, Run] = {}
+def _last_of_seeds(runs: Iterable[Run]) -> list[Run]:
+    """The last of all runs with the same seeds; without a known seed, with the same curve."""
+    last_runs: dict[Any, Run] = {}
     for run in runs:
         curve = (run.curve.tokens.tobytes(), run.curve.loss.tobytes())
-        first_runs.setdefault((run.seeds, curve), run)
-    return list(first_runs.values())
+        last_runs[run.seeds if run.seed is not None else curve] = run
+    return list(last_runs.values())
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

@@ -11,6 +11,7 @@ from anlit import cli
 from anlit.compare import plots
 from anlit.compare.compare import compare
 from anlit.errors import UserError
+from anlit.runs.folders import load_run
 from tests.compare.conftest import ANGPT, NGPT
 from tests.compare.reports import FASTER, LR, SECOND, SLOWER, report_on_runs
 
@@ -131,13 +132,27 @@ def test_a_run_given_twice_counts_once(runs, tmp_path):
     angpt = comparison.results[1]
     assert len(angpt.speedup.values) == 2
     assert len(angpt.final_loss.values) == 2
-    left_out = "anGPT, plain: 2 of 3 runs are counted; left out: 1 equal to another run."
+    left_out = "anGPT, plain: 2 of 3 runs are counted; left out: 1 of the seed of a later run."
+    assert left_out in comparison.notes
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_of_a_seed_that_was_run_twice_the_last_run_counts(make_run, runs, tmp_path):
+    later = make_run("later", SLOWER, ANGPT, seed=2)
+
+    comparison = compare([str(runs)], str(tmp_path / "out"))
+
+    angpt = comparison.results[1]
+    assert len(angpt.speedup.values) == 2
+    assert len(angpt.final_loss.values) == 2
+    assert angpt.final_loss.values[-1] == load_run(later).final_loss
+    left_out = "anGPT, plain: 2 of 3 runs are counted; left out: 1 of the seed of a later run."
     assert left_out in comparison.notes
 
 
 @pytest.mark.usefixtures("no_plot", "runs")
-def test_a_seed_that_occurs_twice_is_noted(make_run, tmp_path):
-    make_run("again", SLOWER, ANGPT, seed=2)
+def test_runs_that_differ_in_the_seed_of_their_data_alone_are_noted(make_run, tmp_path):
+    make_run("again", SLOWER, ANGPT, seed=2, settings={"data.init_args.seed": 7})
 
     notes = report_on_runs(tmp_path).notes
 
