@@ -3,6 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from anlit.config.schema import (
+    CORPUS,
+    PATHS,
+    VALIDATION,
+    changes_measure,
+    row_of,
+    schema_key,
+)
 from anlit.errors import UserError
 from anlit.study.grid import GridPoint
 from anlit.study.plan import Study
@@ -29,7 +37,8 @@ def check_fairness(study: Study) -> None:
     """Raise UserError if the study is ambiguous or unfair.
 
     Two arms have the same name or title, or nothing would be run. A setting would be ignored. A
-    seed both tunes and measures. Grids have different sizes without `equal_tuning: false`.
+    seed both tunes and measures. A grid changes the validation tokens. Grids have different sizes
+    without `equal_tuning: false`.
     """
     bases = dict.fromkeys(arm.base for arm in study.arms)
     _check_distinct(study, (arm.name for arm in study.arms))
@@ -42,6 +51,7 @@ def check_fairness(study: Study) -> None:
                 f"{study.path} has grids to tune and no tuning_seeds: give `tuning_seeds: [0]`"
             )
         _check_tuning_seeds(study)
+        _check_tuned_settings(study)
     elif not study.seeds:
         raise UserError(
             f"{study.path} has neither seeds nor anything to tune: give `seeds: [1, 2, 3]`"
@@ -92,6 +102,26 @@ def _check_tuning_seeds(study: Study) -> None:
                     f"{study.path} measures on the seed {seed.shown.get('seed', seed.name)}, on "
                     "which it also tunes: give `seeds` and `tuning_seeds` without a common one"
                 )
+
+
+def _check_tuned_settings(study: Study) -> None:
+    """Refuse to tune a setting that changes the validation tokens: the losses do not compare."""
+    for arm in study.arms:
+        for point in arm.points:
+            for key in map(schema_key, point.settings):
+                if _changes_validation_tokens(key):
+                    raise UserError(
+                        f"arm '{arm.name}' of {study.path} tunes {key}, and losses on other "
+                        "validation tokens do not compare: leave it out of `tune`"
+                    )
+
+
+def _changes_validation_tokens(key: str) -> bool:
+    row = row_of(key)
+    if row is None:  # of a user's own class
+        return False
+    is_of_data = key.partition(".")[0] == "data"
+    return changes_measure(key) or (is_of_data and row.role in (CORPUS, PATHS, VALIDATION))
 
 
 def _check_annealing(study: Study) -> None:

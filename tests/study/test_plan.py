@@ -9,7 +9,14 @@ from anlit.study.estimate import Cost, describe_plan, estimate_cost
 from anlit.study.grid import expand_grid
 from anlit.study.plan import Study
 from anlit.study.read_study import read_study
-from tests.study.conftest import STUDY, attributes, changed_study, shared_with, write_study
+from tests.study.conftest import (
+    STUDY,
+    arms_with,
+    attributes,
+    changed_study,
+    shared_with,
+    write_study,
+)
 
 TOKENS_PER_STEP = 8 * 256
 
@@ -246,6 +253,14 @@ def test_a_list_in_the_mapping_of_a_seed_makes_several_seeds(folder: Path) -> No
         (
             {"seeds": [1, {"seed_everything": 0}], "tuning_seeds": [0]},
             "measures on the seed .*0, on which it also tunes",
+        ),
+        (
+            {"arms": arms_with(tune={"data.init_args.vocab_size": [512, 4096]})},
+            r"tunes data\.vocab_size, and losses on other validation tokens do not compare: leave",
+        ),
+        (
+            {"arms": arms_with(tune={"trainer.limit_val_batches": [8, 16]})},
+            r"tunes trainer\.limit_val_batches, and losses on other validation tokens do not",
         ),
         (
             {"arms": STUDY["arms"] | {"ngpt": {"configs": ["gpt.yaml"]}}},
