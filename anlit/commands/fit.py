@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import warnings
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
