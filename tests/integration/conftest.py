@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
@@ -17,6 +18,7 @@ from anlit import TextFiles
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.location import SHARDED
 from anlit.cli import main
+from tests.checkpoints.foreign import trained as train_in
 from tests.integration.ranks import run_ranks
 from tests.integration.run_files import file_names, logged, record_of, steps
 
@@ -27,6 +29,13 @@ CURVES = ("train/loss", "train/grad_norm", "train/learning_rate", "train/tokens"
 STATE = ("global_step", "state_dict", "optimizer_states", "lr_schedulers")
 KILLED = -signal.SIGKILL
 Train = Callable[..., Path]
+SHAPE = {"vocab_size": 320, "context_length": 16, "n_layers": 1, "n_heads": 2, "d_model": 16}
+TINY: dict[str, Any] = {
+    "model": {"class_path": "anlit.GPT", "init_args": SHAPE},
+    "data": {"class_path": "anlit.TokenShards", "init_args": {"path": "data", "batch_size": 2}},
+    "trainer": {"accelerator": "cpu", "max_steps": 1, "enable_progress_bar": False},
+    "run_dir": "new",
+}
 
 
 @pytest.fixture(scope="session")
@@ -211,3 +220,26 @@ def assert_identical(first: object, second: object, label: str) -> None:
         assert type(a) is type(b), keystr(path)
         is_equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         assert is_equal, f"{label}{keystr(path)}"
+
+
+@pytest.fixture(scope="session")
+def trained_place(tmp_path_factory) -> Path:
+    working_folder = tmp_path_factory.mktemp("settings")
+    train_in(working_folder, "GPT")
+    return working_folder
+
+
+@pytest.fixture
+def working_folder(trained_place: Path, tmp_path: Path, monkeypatch) -> Path:
+    """A working directory with `data`, `run` and tiny.yaml."""
+    for name in ("data", "run"):
+        (tmp_path / name).symlink_to(trained_place / name)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def value_at(config: dict[str, Any], key: str) -> Any:
+    for name in key.split("."):
+        config = config[name]
+    return config
