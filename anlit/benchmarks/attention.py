@@ -135,6 +135,7 @@ def main(argv: list[str]) -> int:
     benchmark = Benchmark("attention", argv, options)
     benchmark.record_peaks(DTYPES[options.dtype])
     benchmark.measure(groups_by_shape(options))
+    benchmark.record_peaks(DTYPES[options.dtype])
     columns = {
         "error": lambda row: f"{max(row['error'].values()):.0e}",
         "auto": lambda row: "auto" if row["auto"] == row["kernel"] else "",

@@ -265,6 +265,7 @@ def main(argv: list[str]) -> int:
     benchmark = Benchmark("step", argv, options, f"step-{options.preset}")
     benchmark.record_peaks(size.torch_dtype)
     benchmark.measure(step_group(options, size) for size in sizes)
+    benchmark.record_peaks(size.torch_dtype)
     benchmark.publish(LABELS[BASE], notes=profile_notes(benchmark.record["groups"]))
     return 0
 

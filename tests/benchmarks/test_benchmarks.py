@@ -16,7 +16,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from anlit.benchmarks import attention, loss, step
+from anlit.benchmarks import attention, harness, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.timing import summarize_times
@@ -97,6 +97,18 @@ def test_attention_measures_and_writes_every_kernel(
     expected = rf"\| plain, sdpa \|.* {share:.1%} \| 1.000 \(fewer than 6 rounds\) \|.*\| auto \|$"
     assert re.search(expected, page, re.MULTILINE)
     assert re.search(rf"plain, sdpa .* {share:.1%} +1.000 ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("peaks", [(1e9, 3e9), (3e9, 1e9)], ids=["busy before", "busy after"])
+@pytest.mark.parametrize("command", ["attention", "step --models GPT --peers none"])
+def test_the_greater_of_two_measured_peaks_counts(
+    tmp_path: Path, monkeypatch, command: str, peaks: tuple[float, float]
+) -> None:
+    monkeypatch.setattr(harness, "matrix_peak", mock.Mock(side_effect=peaks))
+
+    record, _ = run(tmp_path, command)
+
+    assert record["peak_flops_per_second"] == 3e9
 
 
 def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
