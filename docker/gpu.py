@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import glob
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -183,9 +184,9 @@ def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> 
     """Return the item's command with its sizes and folders; a benchmark ends by itself."""
     command = Template(item.command).safe_substitute(sizes)
     folder = shlex.quote(str(state / item.name))
-    if "anlit benchmark" in command:
-        minutes = max(0, seconds - BENCHMARK_RESERVE) / 60
-        command += f" --output $OUT --minutes {minutes:.2f}"
+    minutes = max(0, seconds - BENCHMARK_RESERVE) / 60
+    options = f"--output $OUT --minutes {minutes:.2f}"
+    command = re.sub(r"(anlit benchmark \w+)", rf"\1 {options}", command)
     return Template(command).safe_substitute(OUT=folder, STATE=shlex.quote(str(state)))
 
 

@@ -51,14 +51,17 @@ SIZES = {
         " --model.vocab_size 8192 --trainer.precision bf16-mixed --trainer.gradient_clip_val 1.0"
         " --trainer.log_every_n_steps 10 --trainer.val_check_interval 20"
     ),
-    "STEPS_ALONE": "--trainer.max_steps 200 --trainer.val_check_interval 100",
-    "STEPS_BESIDE": "--trainer.max_steps 100 --trainer.val_check_interval 25",
+    "LARGE": (
+        "--model.n_layers 24 --model.n_heads 16 --model.d_model 1024 --model.context_length 2048"
+        " --data.batch_size 8 --trainer.limit_val_batches 0 --trainer.max_steps 60"
+    ),
+    "STEPS": "--steps 200",
+    "LEARNING": "--trainer.max_steps 300 --trainer.val_check_interval 50",
     # -v: a result for each test, also if the tests are over their time.
     "PYTEST": "python -m pytest -v -p no:cacheprovider -m gpu",
 }
 
 _TOY_MODEL = "--d_model 32 --n_layers 1 --n_heads 2 --vocab_size 64 --length 32 --batch 2"
-_TOY_STEPS = "--trainer.max_steps 6 --trainer.val_check_interval 3"
 TOY_SIZES = SIZES | {
     "STEP": (
         f"python -m anlit benchmark step --preset cpu {_TOY_MODEL} --rounds 2 --compiled no"
@@ -79,8 +82,9 @@ TOY_SIZES = SIZES | {
         " --model.n_layers 1 --model.n_heads 2 --model.d_model 32 --model.context_length 64"
         " --model.vocab_size 512 --trainer.accelerator cpu --trainer.log_every_n_steps 1"
     ),
-    "STEPS_ALONE": _TOY_STEPS,
-    "STEPS_BESIDE": _TOY_STEPS,
+    "LARGE": "--model.n_layers 2 --trainer.limit_val_batches 0 --trainer.max_steps 6",
+    "STEPS": "--steps 40",
+    "LEARNING": "--trainer.max_steps 6 --trainer.val_check_interval 3",
 }
 
 GPU = ("device",)
@@ -89,7 +93,7 @@ TEXT = ("prepare",)
 LEARNING = ("learn-gpt", "learn-ngpt", "learn-angpt")
 
 MODELS = "$STEP --models GPT,nGPT,anGPT"
-DOCUMENTS = "$STEP --models GPT,nGPT,anGPT --documents --peers none"
+DOCUMENTS = f"{MODELS} --documents --peers none"
 SCALE_INVARIANT = "$STEP --models anGPT --mechanisms plain,scale-invariant $KERNELS --peers none"
 KERNEL_TESTS = "$PYTEST tests/nn/attention/test_gpu.py -n 4"
 FIT = "python -m anlit fit --config"
@@ -99,6 +103,15 @@ ANGPT = f"{FIT} model/angpt.yaml $RUN"
 DDP = f"{FIT} model/gpt.yaml --config trainer/ddp.yaml $RUN --trainer.devices 1"
 FSDP = f"{FIT} model/angpt.yaml --config trainer/fsdp.yaml $RUN --trainer.devices 1"
 CONTINUED = "{0} --trainer.max_steps 40 && {0} --trainer.max_steps 60 --ckpt_path last"
+# Each printed line begins with the seconds since the command.
+WITH_SECONDS = (
+    'set -o pipefail; {} 2>&1 | while IFS= read -r line; do echo "$SECONDS s $line"; done'
+)
+TOOLS = """TIMEFORMAT="%R s"; set -e
+time python -m anlit validate $STATE/learn-gpt/run
+time python -m anlit generate $STATE/learn-gpt/run "The kernel"
+time python -m anlit score $STATE/learn-gpt/run README.md --output $OUT/scores.parquet
+time python -m anlit lengths $STATE/learn-gpt/run --output $OUT/lengths"""
 
 # These items compile the code of later phases into caches, beside the tests. Gigabytes on an H200.
 COMPILE_AND_CHECK = [
@@ -132,9 +145,9 @@ COMPILE_AND_CHECK = [
 ]  # fmt: skip
 
 LEARN_AND_SHARD = [
-    Item("learn-gpt", f"{GPT} $STEPS_BESIDE", "35M GPT+ learns", inputs=TEXT),
-    Item("learn-ngpt", f"{NGPT} $STEPS_BESIDE", "35M nGPT learns", inputs=TEXT),
-    Item("learn-angpt", f"{ANGPT} $STEPS_BESIDE", "35M anGPT learns", inputs=TEXT),
+    Item("learn-gpt", f"{GPT} $LEARNING", "35M GPT+ learns", inputs=TEXT),
+    Item("learn-ngpt", f"{NGPT} $LEARNING", "35M nGPT learns", inputs=TEXT),
+    Item("learn-angpt", f"{ANGPT} $LEARNING", "35M anGPT learns", inputs=TEXT),
     Item("ddp", CONTINUED.format(DDP), "DDP on one GPU, 40 steps, continued to 60",
          needs=GPU, inputs=TEXT),
     Item("fsdp", CONTINUED.format(FSDP), "FSDP on one GPU, 40 steps, continued to 60",
@@ -143,20 +156,27 @@ LEARN_AND_SHARD = [
 
 PLAN = [
     Phase(170, COMPILE_AND_CHECK),
-    Phase(75, [Item("step", f"{MODELS} --peers none", "0.5B steps of the three models")]),
-    Phase(75, [Item("step-documents", DOCUMENTS, "the three models with packed documents")]),
-    Phase(45, [Item("fit", f"{GPT} $STEPS_ALONE", "a run of 35M GPT+ on text", inputs=TEXT)]),
-    Phase(95, LEARN_AND_SHARD),
+    Phase(125, [Item("step", f"{MODELS} --peers litgpt --profile",
+                     "0.5B steps of the three models and litgpt's, and their kernels",
+                     needs=("litgpt",))]),
+    Phase(65, [Item("step-documents", DOCUMENTS, "the three models with packed documents")]),
+    Phase(65, [Item("fit",
+                    "python -m anlit benchmark fit $STEPS --rounds 1"
+                    " -- --config model/gpt.yaml $RUN",
+                    "a run of 35M GPT+ on text, and its bare steps", inputs=TEXT)]),
+    Phase(50, [Item("fit-large", WITH_SECONDS.format(f"{GPT} $LARGE"),
+                    "a run of 0.5B GPT+: its first step, its speed", inputs=TEXT)]),
+    Phase(130, LEARN_AND_SHARD),
+    Phase(45, [Item("tools", TOOLS, "seconds of validate, generate, score, lengths on a run",
+                    inputs=("learn-gpt",))]),
+    Phase(65, [Item("step-scale-invariant", SCALE_INVARIANT, "scale-invariant anGPT by kernel")]),
+    Phase(50, [Item("attention-4k", "$ATTENTION $SHORT", "attention kernels at T 4096")]),
+    Phase(60, [Item("attention-16k", "$ATTENTION --widths 128,64 --lengths 16384 --rounds 5",
+                    "attention kernels at T 16,384", needs=GPU)]),
     Phase(25, [Item("compare",
                     "python -m anlit compare --output $OUT"
                     " $STATE/learn-gpt/run $STATE/learn-ngpt/run $STATE/learn-angpt/run",
                     "the three runs compared", inputs=LEARNING)]),
-    Phase(75, [Item("step-scale-invariant", SCALE_INVARIANT, "scale-invariant anGPT by kernel")]),
-    Phase(55, [Item("attention-4k", "$ATTENTION $SHORT", "attention kernels at T 4096")]),
-    Phase(65, [Item("attention-16k", "$ATTENTION --widths 128,64 --lengths 16384 --rounds 5",
-                    "attention kernels at T 16,384", needs=GPU)]),
-    Phase(75, [Item("step-litgpt", "$STEP --models GPT --peers litgpt",
-                    "0.5B steps of GPT+ and litgpt's model", needs=(*GPU, "litgpt"))]),
     # Without caches: these compile first.
     Phase(120, [Item("step-qwen3", "$STEP --models GPT --peers transformers",
                      "0.5B steps of GPT+ and transformers' Qwen3", needs=("transformers",))]),

@@ -114,13 +114,17 @@ class Results:
         return "\n".join([*lines, ""])
 
     def section(self, name: str) -> list[str]:
-        """Return the lines of the item's page, else of its run's metrics, else of its log's end."""
+        """Return the lines of the item's page, else of its run's metrics, else of its log's end.
+
+        `benchmark fit` has a run and a record without a page: its log has the result.
+        """
         folder = self.folder(name)
         for page in folder.glob("*.md"):
             _, _, text = page.read_text().partition("\n")
             return re.sub("^(?=##)", "#", text.strip(), flags=re.MULTILINE).splitlines()
+        has_record = any(folder.glob("*.json"))
         metrics = read_metrics(folder / "run" / "metrics.csv")
-        if metrics and self.result(name) == "finished":
+        if metrics and not has_record and self.result(name) == "finished":
             values = " | ".join(f"{value:.4g}" for value in metrics.values())
             return [f"| {' | '.join(metrics)} |", "|---" * len(metrics) + "|", f"| {values} |"]
         log = (folder / "log").read_text(errors="replace").splitlines()

@@ -75,11 +75,14 @@ class Ready(NamedTuple):
         calls: The timed functions by kind. The peak memory belongs to the last.
         permanent: Returns the tensors that exist between calls, which count as memory too.
         turn_seconds: The least duration of a turn.
+        facts_after: Returns further entries of the row. It is called after all times, which a
+            profiler would disturb.
     """
 
     calls: Mapping[str, Callable[[], Any]]
     permanent: Callable[[], Iterable[Tensor]] = tuple
     turn_seconds: float = TURN_SECONDS
+    facts_after: Callable[[], Row] = dict
 
     def make_turn(self, device: torch.device) -> Callable[[], Seconds]:
         """Return a function that times all calls, each repeated for the duration of a turn."""
@@ -203,6 +206,9 @@ class Benchmark:
             *_, last_call = case.calls.values()
             rows[number]["peak_bytes"] = peak_bytes(last_call, case.permanent(), self.device)
         put_ratios(rows)
+        self.save()
+        for number, case in cases.items():
+            rows[number] |= case.facts_after()
 
     def _build_cases(
         self, group: CaseGroup, rows: list[Row], deadline: float

@@ -145,10 +145,7 @@ def make_case(
 
 
 def _build(options: argparse.Namespace, size: Size, row: Row, earlier_rows: list[Row]) -> Ready:
-    """Build a variant and check its first steps; profile it with --profile.
-
-    NotTimedError if it computes something else.
-    """
+    """Build a variant and check its first steps. NotTimedError if it computes something else."""
     step = _make_step(options, size, row)
     row["parameters"] = sum(parameter.numel() for parameter in step.model.parameters())
     row["flops_per_token"] = step.flops_per_token
@@ -158,11 +155,11 @@ def _build(options: argparse.Namespace, size: Size, row: Row, earlier_rows: list
         raise NotTimedError(fault)
     for _ in range(WARM_UP_STEPS):
         step.train()
-    if options.profile:
-        trace = Path(options.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
-        row["profile"] = profile_step(step.train, trace)
     turn_seconds = GPU_TURN_SECONDS if options.device.type == "cuda" else 0
-    return Ready({"train": step.train}, partial(_permanent_tensors, step), turn_seconds)
+    trace = Path(options.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
+    facts_after = partial(profile_step, step.train, trace) if options.profile else dict
+    permanent = partial(_permanent_tensors, step)
+    return Ready({"train": step.train}, permanent, turn_seconds, facts_after)
 
 
 def _make_step(options: argparse.Namespace, size: Size, row: Row) -> Step:
@@ -248,14 +245,16 @@ def _first_of_same_architecture(rows: list[Row], variant: Row) -> Row:
     return variant
 
 
-def profile_step(step: Callable[[], Any], trace: Path) -> str:
-    """Write a trace for Perfetto, and return torch's table of kernels, on a CPU of operators."""
+def profile_step(step: Callable[[], Any], trace: Path) -> Row:
+    """Write a trace for Perfetto. The row gets torch's table of kernels, on a CPU of operators."""
     with profile() as profiler:
         for _ in range(PROFILED_STEPS):
             step()
     profiler.export_chrome_trace(str(trace))
     order = f"self_{'device' if torch.cuda.is_available() else 'cpu'}_time_total"
-    return profiler.key_averages().table(order, row_limit=SHOWN_KERNELS, max_name_column_width=90)
+    averages = profiler.key_averages()
+    table = averages.table(order, row_limit=SHOWN_KERNELS, max_name_column_width=90)
+    return {"profile": table}
 
 
 def main(argv: list[str]) -> int:

@@ -25,17 +25,17 @@ pytestmark = pytest.mark.skipif(not HAS_TOOLS, reason="make, timeout or bash is 
 
 
 def test_results_are_written_and_a_failure_stops_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script"  # called as: script anlit benchmark --output OUT
+    script = tmp_path / "script"  # called as: script anlit benchmark step --output OUT
     script.write_text(
-        "echo '{\n\"loss\": 7}' > $4/a.json\n"
-        "printf '# title\\n\\n## Table\\n\\n| a |\\n' > $4/a.md\n"
+        "echo '{\n\"loss\": 7}' > $5/a.json\n"
+        "printf '# title\\n\\n## Table\\n\\n| a |\\n' > $5/a.md\n"
     )
     write_plan(
         tmp_path,
         (170, ["'fails', 'echo a reason; exit 3', 'what fails'"]),
         (60, ["'gpu', 'true', 'x', needs=('device',)"]),
         (60, ["'unable', 'true', 'x', needs=('no_such_program',)"]),
-        (60, [f"'last', 'sh {script} anlit benchmark', 'what it is'"]),
+        (60, [f"'last', 'sh {script} anlit benchmark step', 'what it is'"]),
     )
 
     code, output = call(tmp_path)

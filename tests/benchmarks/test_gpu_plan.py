@@ -1,6 +1,7 @@
 """`make gpu`: the real plan, without a GPU."""
 
 import importlib
+import re
 import shlex
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def items(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_important_items_fit_into_two_calls_and_fifteen_minutes(items: ModuleType) -> None:
     limit = 9 * 60 - 10  # seconds of a call, without making the virtual environment
     names = [phase.items[0].name for phase in items.PLAN]
-    n_important = names.index("step-litgpt") + 1
+    n_important = names.index("attention-4k") + 1
     first_call = 0
     second_call = 0
     for phase in items.PLAN[:n_important]:
@@ -81,7 +82,7 @@ def test_a_benchmark_ends_before_its_time(items: ModuleType) -> None:
 
     command = gpu.command_of(item, {}, Path("/state"), 75)
 
-    assert command.endswith("--output /state/step --minutes 0.95")
+    assert command == "python -m anlit benchmark step --output /state/step --minutes 0.95"
 
 
 def commands_of(items: ModuleType, sizes: dict[str, str]) -> list[list[str]]:
@@ -90,10 +91,8 @@ def commands_of(items: ModuleType, sizes: dict[str, str]) -> list[list[str]]:
     commands = []
     for item in items_of(items.PLAN):
         text = gpu.command_of(item, {"CORPUS": "PythonSources"} | sizes, Path("/state"), 60)
-        for command in text.split(" && "):
-            program, option, module, *arguments = shlex.split(command)
-            if [program, option, module] == ["python", "-m", "anlit"]:
-                commands.append(arguments)
+        for command in re.findall(r"python -m anlit ([^\n&]+?)(?: 2>&1| &&|$)", text, re.MULTILINE):
+            commands.append(shlex.split(command))
     return commands
 
 
@@ -104,7 +103,15 @@ def test_every_command_of_the_plan_is_understood(
     monkeypatch: pytest.MonkeyPatch,
     printed_config: Callable[..., Any],
 ) -> None:
-    from anlit.benchmarks import attention, step
+    from anlit.benchmarks import attention, fit, step
+    from anlit.commands import evaluations, generate, score
+
+    parsers = {
+        "prepare": parser_of_prepare(),
+        "generate": generate.parser(),
+        "score": score.parser(),
+        "lengths": evaluations.parser("lengths"),
+    }
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(step, "INSTALLED", tuple(step.PEERS))
@@ -118,6 +125,9 @@ def test_every_command_of_the_plan_is_understood(
         match command:
             case ["benchmark", "step", *options]:
                 assert step.parse_options(options).minutes < 1
+            case ["benchmark", "fit", *options]:
+                arguments = fit.fit_parser().parse_args(options).arguments
+                assert printed_config(*arguments)["run_dir"].startswith("/state/")
             case ["benchmark", "attention", *options]:
                 monkeypatch.setattr(attention, "Benchmark", stop_after_parsing)
                 with pytest.raises(ParsedError):
@@ -125,12 +135,15 @@ def test_every_command_of_the_plan_is_understood(
             case ["fit", *options]:
                 config = printed_config(*options)
                 assert config["run_dir"].startswith("/state/")
-                assert config["trainer"]["max_steps"] <= 200
-            case ["prepare", *options]:
-                parser_of_prepare().parse_args(options)
+                assert config["trainer"]["max_steps"] <= 300
             case ["compare", *options]:
                 assert len(options) == 5
-    assert names == {"benchmark step", "benchmark attention", "fit", "prepare", "compare"}
+            case ["validate", *options]:
+                assert len(options) == 1
+            case [name, *options]:
+                parsers[name].parse_args(options)
+    benchmarks = {"benchmark step", "benchmark attention", "benchmark fit"}
+    assert names == {*benchmarks, *parsers, "fit", "compare", "validate"}
 
 
 class ParsedError(Exception):
@@ -143,7 +156,7 @@ def stop_after_parsing(*arguments: object) -> None:
 
 def test_without_a_gpu_items_of_the_plan_run_at_toy_sizes(tmp_path: Path) -> None:
     """An item of each kind. The test of the whole plan is slow."""
-    names = ("prepare", "attention-4k", "fit", "tests-models")
+    names = ("prepare", "attention-4k", "fit", "learn-gpt", "tests-models")
     (tmp_path / "plan.py").write_text(
         "from gpu_items import PLAN as WHOLE, SIZES, TOY_SIZES, Phase\n"
         "items = [item for phase in WHOLE for item in phase.items]\n"
@@ -158,6 +171,7 @@ def test_without_a_gpu_items_of_the_plan_run_at_toy_sizes(tmp_path: Path) -> Non
     assert results(tmp_path, "output-dry") == expected, page
     assert "No GPU: toy sizes on a CPU" in page
     assert "| plain, sdpa |" in page
+    assert "fit ÷ bare" in page
     assert "| train/tokens_per_second | train/data_wait_share | val/loss |" in page
 
 

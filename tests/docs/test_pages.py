@@ -22,7 +22,7 @@ TOP_LEVEL = {
     "pyproject.toml",
     "tests",
 }
-UNTRACKED = {".venv", "runs", "data", "build", "dist"}
+UNTRACKED = {".venv", "runs", "data", "build", "dist", "texts"}
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"(?:anlit|configs|docs|tests|docker)/[\w./-]*")
