@@ -75,6 +75,8 @@ class Ready(NamedTuple):
         calls: The timed functions by kind. The peak memory belongs to the last.
         permanent: Returns the tensors that exist between calls, which count as memory too.
         turn_seconds: The least duration of a turn.
+        run_in_seconds: The least duration of untimed calls before each turn. There a GPU takes the
+            clock that its power limit allows for them.
         facts_after: Returns further entries of the row. It is called after all times, which a
             profiler would disturb.
     """
@@ -82,19 +84,24 @@ class Ready(NamedTuple):
     calls: Mapping[str, Callable[[], Any]]
     permanent: Callable[[], Iterable[Tensor]] = tuple
     turn_seconds: float = TURN_SECONDS
+    run_in_seconds: float = 0.0
     facts_after: Callable[[], Row] = dict
 
     def make_turn(self, device: torch.device) -> Callable[[], Seconds]:
         """Return a function that times all calls, each repeated for the duration of a turn."""
         repeats = {}
+        run_ins = {}
         for kind, call in self.calls.items():
             call()  # compiles
             seconds = max(seconds_of_calls(call, device), 1e-6)
             repeats[kind] = max(1, math.ceil(self.turn_seconds / seconds))
+            run_ins[kind] = math.ceil(self.run_in_seconds / seconds)
 
         def take_turn() -> Seconds:
             seconds = {}
             for kind, call in self.calls.items():
+                for _ in range(run_ins[kind]):
+                    call()
                 seconds[kind] = seconds_of_calls(call, device, repeats[kind])
             return seconds
 
@@ -189,7 +196,8 @@ class Benchmark:
         record: dict[str, Any] = {"title": group.title, "rows": rows}
         self.record["groups"].append(record)
         cases, turns = self._build_cases(group, rows, deadline)
-        if self.device.type == "cuda" and turns:
+        has_run_ins = any(case.run_in_seconds for case in cases.values())
+        if self.device.type == "cuda" and turns and not has_run_ins:
             start = time.monotonic()
             warm_up_deadline = start + WARM_UP_SHARE * (deadline - start)
             # A single round is for its compilations.

@@ -35,7 +35,7 @@ from anlit.benchmarks.timing import (
     summarize_times,
     warm_up,
 )
-from anlit.benchmarks.training_step import prepare_trainer, random_batch, take_step
+from anlit.benchmarks.training_step import prepare_trainer, random_batches, take_step
 from anlit.compare.comparison import STEPS
 from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import build_from_plain, is_plain, subclass_named
@@ -135,7 +135,7 @@ def build_step(run: Run, device: torch.device) -> tuple[partial[Any], int]:
     trainer, accumulate = prepare_run(run, device)
     model: Any = trainer.lightning_module
     size = Size(0, 0, 0, model.vocab_size, model.context_length, batch_size, "")
-    batch = random_batch(size, model.model.document_masking, device)
+    (batch,) = random_batches(size, model.model.document_masking, device, n_batches=1)
     tokens = accumulate * batch_size * model.context_length
     return partial(take_step, trainer, batch, accumulate), tokens
 

@@ -1,6 +1,7 @@
 """Time, clock and memory of calls, which take turns: other programs slow all of them alike."""
 
 import ctypes
+import random
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -71,7 +72,10 @@ def alternate(
     deadline: float = float("inf"),
     after_round: Callable[[Results[Name, Result]], bool | None] = lambda results: None,
 ) -> Results[Name, Result]:
-    """Call each function once a round and return all results. Each round starts with the next call.
+    """Call each function once a round and return all results.
+
+    The order of a round is random, and the same at every call of this function. A GPU's clock
+    depends on the power of the work before, so that no call may always follow the same one.
 
     Args:
         rounds: Rounds, at most.
@@ -85,8 +89,7 @@ def alternate(
     for number in range(rounds):
         if number > 0 and time.monotonic() > deadline:
             break
-        first = number % len(names)
-        for name in (*names[first:], *names[:first]):
+        for name in random.Random(number).sample(names, len(names)):
             results[name].append(calls[name]())
         if after_round(results):
             break

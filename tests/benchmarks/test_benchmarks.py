@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from anlit.benchmarks import attention, harness, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.timing import summarize_times
-from anlit.benchmarks.training_step import MODELS, Step, our_step, peer_step, random_batch
+from anlit.benchmarks.training_step import MODELS, Step, our_step, peer_step, random_batches
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from anlit.nn.kernels import eager
@@ -168,7 +169,7 @@ def test_losses_are_compared_with_full_logits(tmp_path: Path, monkeypatch) -> No
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
-    """Three steps of a Trainer on the same batch end at the same weights."""
+    """Three steps of a Trainer on the same batches end at the same weights."""
     factor = Cosine.factor
 
     def factor_of_ten_steps(schedule: Cosine, step: int, n_steps: int) -> float:
@@ -182,7 +183,7 @@ def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
     del model.log, model.log_dict
     fit_losses: list[Any] = []
     model.on_train_batch_end = lambda *_: fit_losses.append(model._loss.item())
-    batches = [random_batch(TINY, False, CPU)] * 3
+    batches = random_batches(TINY, False, CPU)[:3]
     fit(model, 3, loader=DataLoader(batches, batch_size=None))
 
     assert losses == pytest.approx(fit_losses, rel=1e-6)
@@ -262,10 +263,10 @@ def test_a_peer_learns() -> None:
     pytest.importorskip("transformers")
     peer = peer_step("transformers", TINY, CPU, "whole")
 
-    losses = losses_of(peer, 10)
+    losses = losses_of(peer, 100)
 
     assert losses[0] == pytest.approx(4.16, abs=0.2)
-    assert losses[-1] < losses[0] - 0.05
+    assert mean(losses[-10:]) < mean(losses[:10]) - 0.05
 
 
 def test_a_peers_gradient_is_clipped() -> None:

@@ -35,16 +35,19 @@ def one() -> int:
     return 1
 
 
-def test_each_round_starts_with_the_next_call() -> None:
+def test_no_call_always_follows_the_same_one() -> None:
     counter = Counter()
     calls = {}
     for name in "abc":
         calls[name] = partial(counter.call, name)
 
-    results = alternate(calls, 3)
+    results = alternate(calls, 30)
 
-    assert "".join(counter.names) == "abc" + "bca" + "cab"
-    assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+    order = "".join(counter.names)
+    rounds = [order[first : first + 3] for first in range(0, 90, 3)]
+    assert {"".join(sorted(letters)) for letters in rounds} == {"abc"}
+    assert len(set(rounds)) == 6
+    assert results["a"] == [number + 1 for number, name in enumerate(order) if name == "a"]
 
 
 def test_after_the_deadline_there_is_one_round() -> None:

@@ -26,7 +26,7 @@ IGNORE_INDEX = -100
 CHUNK_NUMBERS = {"cpu": 2**20}
 """Logits in a chunk, by type of device. On a CPU they fit into its caches."""
 
-DEFAULT_CHUNK_NUMBERS = 2**27
+DEFAULT_CHUNK_NUMBERS = 2**28
 """Logits in a chunk on other devices."""
 
 TILE = 256

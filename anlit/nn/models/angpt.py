@@ -169,11 +169,11 @@ class AnGPTBlock(nn.Module):
 
     def mlp(self, h: Tensor) -> Tensor:
         """h_M, the suggestion for the second interpolation: h (B, T, d) → (B, T, d)."""
-        # u and √d z side by side, with ν_uz in W_u and √d ν_uz in W_z: (B, T, 2f)
-        uz = fused_linear(h, self.W_u, self.W_z)
+        # u ∘ SiLU(√d z), with ν_uz in W_u and √d ν_uz in W_z: (B, T, f)
+        y = swiglu(h, self.W_u, self.W_z)
 
-        # u ∘ SiLU(√d z), (B, T, f), then back, with ν_d ν_acf in W_d: (B, T, d)
-        return self.post_norm(self.W_d(swiglu(uz)))
+        # Project back, with ν_d ν_acf in W_d: (B, T, d)
+        return self.post_norm(self.W_d(y))
 
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply the scores of head i by the square of factors[i], (H,)."""

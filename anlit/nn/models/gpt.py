@@ -121,11 +121,11 @@ class GPTBlock(nn.Module):
 
     def mlp(self, x: Tensor) -> Tensor:
         """The update of h by the MLP: x (B, T, d) → (B, T, d)."""
-        # u and z side by side: (B, T, 2f)
-        uz = fused_linear(x, self.W_u, self.W_z)
+        # u ∘ SiLU(z): (B, T, f)
+        y = swiglu(x, self.W_u, self.W_z)
 
-        # u ∘ SiLU(z), (B, T, f), then back: (B, T, d)
-        return self.dropout(self.post_norm_M(self.W_d(swiglu(uz))))
+        # Project back: (B, T, d)
+        return self.dropout(self.post_norm_M(self.W_d(y)))
 
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply the scores of head i by the square of factors[i], (H,)."""

@@ -141,11 +141,11 @@ class NGPTBlock(nn.Module):
 
     def mlp(self, h: Tensor) -> Tensor:
         """h_M, the suggestion for the second step: h (B, T, d) → (B, T, d)."""
-        # s_u ∘ W_u h and √d · s_v ∘ W_z h side by side, where W_z has the factor √d: (B, T, 2f)
-        uz = fused_linear(h, self.W_u, self.W_z, scales=(self.s_u(), self.s_v()))
+        # (s_u ∘ W_u h) ∘ SiLU(√d · s_v ∘ W_z h), where W_z has the factor √d: (B, T, f)
+        y = swiglu(h, self.W_u, self.W_z, self.s_u(), self.s_v())
 
-        # u ∘ SiLU(z), (B, T, f), then back to the sphere: (B, T, d)
-        return unit(self.W_d(swiglu(uz)))
+        # Project back to the sphere: (B, T, d)
+        return unit(self.W_d(y))
 
     def shrink_qk(self, factors: Tensor) -> None:
         """Multiply the scores of head i by the square of factors[i], (H,), through s_qk."""
