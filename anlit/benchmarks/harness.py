@@ -78,7 +78,7 @@ class Ready(NamedTuple):
         run_in_seconds: The least duration of untimed calls before each turn. There a GPU takes the
             clock that its power limit allows for them.
         facts_after: Returns further entries of the row. It is called after all times, which a
-            profiler would disturb.
+            profiler would disturb. NotTimedError if the times are wrong.
     """
 
     calls: Mapping[str, Callable[[], Any]]
@@ -213,10 +213,13 @@ class Benchmark:
         for number, case in cases.items():
             *_, last_call = case.calls.values()
             rows[number]["peak_bytes"] = peak_bytes(last_call, case.permanent(), self.device)
+            try:
+                rows[number] |= case.facts_after()
+            except NotTimedError as error:
+                rows[number]["reason"] = str(error)
+                del rows[number]["seconds"]
+                say(f"{rows[number]['label']} is left out: {error}")
         put_ratios(rows)
-        self.save()
-        for number, case in cases.items():
-            rows[number] |= case.facts_after()
 
     def _build_cases(
         self, group: CaseGroup, rows: list[Row], deadline: float

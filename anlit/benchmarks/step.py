@@ -156,12 +156,15 @@ def _build(options: argparse.Namespace, size: Size, row: Row, earlier_rows: list
     row["losses"] = [step.train().item() for _ in range(CHECKED_STEPS)]
     if fault := fault_of_row(row, earlier_rows, size):
         raise NotTimedError(fault)
+    step.stop_learning()
     for _ in range(WARM_UP_STEPS):
         step.train()
     trace = Path(options.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
-    facts_after = partial(profile_step, step.train, trace) if options.profile else dict
     ready = Ready(
-        {"train": step.train}, partial(_permanent_tensors, step), 0, facts_after=facts_after
+        {"train": step.train},
+        partial(_permanent_tensors, step),
+        turn_seconds=0,
+        facts_after=partial(facts_after_times, step, trace if options.profile else None),
     )
     if options.device.type == "cuda":
         return ready._replace(turn_seconds=GPU_TURN_SECONDS, run_in_seconds=GPU_RUN_IN_SECONDS)
@@ -249,6 +252,18 @@ def _first_of_same_architecture(rows: list[Row], variant: Row) -> Row:
         if is_same and "losses" in row:
             return row
     return variant
+
+
+def facts_after_times(step: Step, trace: Path | None) -> Row:
+    """Return the last loss, and a profile if there is a file for its trace.
+
+    NotTimedError if the loss is not finite: the times are not those of training.
+    """
+    last_loss = step.train().item()
+    if not math.isfinite(last_loss):
+        raise NotTimedError(f"its loss became {last_loss} while it was timed")
+    facts = {"last_loss": last_loss}
+    return facts if trace is None else facts | profile_step(step.train, trace)
 
 
 def profile_step(step: Callable[[], Any], trace: Path) -> Row:

@@ -11,6 +11,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from anlit import Plain
+from anlit import AdamW, Constant, Plain
 from anlit.benchmarks.options import Size
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.nn.mechanisms.mechanism import Mechanism
@@ -41,6 +42,8 @@ N_BATCHES = 256
 A model learns a single batch by heart. Its gradients vanish, a GPU needs less power for them, and
 keeps a higher clock.
 """
+RATE = 1e-4
+"""The learning rate until `Step.stop_learning`."""
 PEER_COMPILATIONS = ("no", "whole")
 Network = tuple[nn.Module, Callable[[Tensor], Tensor]]
 """A peer's model, and its function from tokens (B, T) to logits (B, T, V)."""
@@ -54,12 +57,15 @@ class Step(NamedTuple):
         optimizer: Its optimizer.
         train: Takes a step on the next batch and returns the loss without waiting for the device.
         flops_per_token: FLOPs of a training step per token; see `anlit.nn.models.flops`.
+        stop_learning: Sets the learning rate to 0. The steps remain the same work. A model that
+            diverges computes with NaN, for which a GPU needs less power.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     train: Callable[[], Tensor]
     flops_per_token: float
+    stop_learning: Callable[[], None]
 
 
 def our_step(
@@ -97,6 +103,8 @@ def our_step(
             document_masking=documents,
             kernel=kernel,
             runtime=runtime,
+            optimizer=lambda groups: AdamW(groups, lr=RATE),
+            schedule=Constant(),
         )
     precision = "bf16-mixed" if size.dtype == "bfloat16" else "32-true"
     trainer = prepare_trainer(model, device, precision)
@@ -108,7 +116,18 @@ def our_step(
     def train() -> Tensor:
         return take_step(trainer, next(endless_batches))
 
-    return Step(model, trainer.optimizers[0], train, flops)
+    def stop_learning() -> None:
+        set_rate_to_zero(trainer.optimizers[0])
+        for schedule in trainer.lr_scheduler_configs:
+            scheduler: Any = schedule.scheduler
+            scheduler.base_lrs = [0.0] * len(scheduler.base_lrs)
+
+    return Step(model, trainer.optimizers[0], train, flops, stop_learning)
+
+
+def set_rate_to_zero(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
 
 
 def random_batches(
@@ -267,7 +286,7 @@ def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Ste
     model.to(device).train()
     batches = cycle(random_batches(size, False, device))
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
+        model.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
     )
 
     def compute_loss(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -286,7 +305,8 @@ def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Ste
         optimizer.zero_grad()
         return loss.detach()
 
-    return Step(model, optimizer, train, peer_flops_per_token(model, size))
+    flops = peer_flops_per_token(model, size)
+    return Step(model, optimizer, train, flops, partial(set_rate_to_zero, optimizer))
 
 
 def peer_flops_per_token(model: nn.Module, size: Size) -> float:

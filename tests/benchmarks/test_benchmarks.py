@@ -27,7 +27,6 @@ from anlit.errors import UserError
 from anlit.nn.kernels import eager
 from anlit.nn.models.flops import flops_per_token
 from anlit.nn.models.runtime import Runtime
-from anlit.training.optim.schedule import Cosine
 from tests.nn.models.tiny import fit
 
 CPU = torch.device("cpu")
@@ -168,14 +167,8 @@ def test_losses_are_compared_with_full_logits(tmp_path: Path, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_our_step_is_the_step_of_fit(architecture: str, monkeypatch) -> None:
+def test_our_step_is_the_step_of_fit(architecture: str) -> None:
     """Three steps of a Trainer on the same batches end at the same weights."""
-    factor = Cosine.factor
-
-    def factor_of_ten_steps(schedule: Cosine, step: int, n_steps: int) -> float:
-        return factor(schedule, step, 10)
-
-    monkeypatch.setattr(Cosine, "factor", factor_of_ten_steps)
     bare = our_step(architecture, TINY, CPU)
     losses = losses_of(bare, 3)
 
@@ -263,10 +256,48 @@ def test_a_peer_learns() -> None:
     pytest.importorskip("transformers")
     peer = peer_step("transformers", TINY, CPU, "whole")
 
-    losses = losses_of(peer, 100)
+    losses = losses_of(peer, 250)
 
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert mean(losses[-10:]) < mean(losses[:10]) - 0.05
+
+
+@pytest.mark.parametrize("maker", ["anGPT", "transformers"])
+def test_a_step_that_stopped_learning_keeps_the_weights(maker: str) -> None:
+    if maker == "transformers":
+        pytest.importorskip("transformers")
+        bare = peer_step(maker, TINY, CPU, "no")
+    else:
+        bare = our_step(maker, TINY, CPU)
+    start = snapshot(bare)
+    bare.train()
+    learned = snapshot(bare)
+
+    bare.stop_learning()
+    losses_of(bare, 2)
+
+    assert not torch.equal(learned, start)
+    torch.testing.assert_close(snapshot(bare), learned, rtol=0, atol=1e-6)  # norms are restored
+
+
+def snapshot(bare: Step) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in bare.model.parameters()])
+
+
+def test_a_variant_whose_loss_becomes_nan_is_not_timed(tmp_path: Path, monkeypatch) -> None:
+    def step_to_nan(model: str, *settings: Any) -> Step:
+        right = our_step(model, *settings)
+        losses = iter([*losses_of(right, 5), *[torch.nan] * 99])
+        return right._replace(train=lambda: torch.tensor(next(losses)))
+
+    monkeypatch.setattr(step, "our_step", step_to_nan)
+
+    _, (rows,) = run(tmp_path, "step --models GPT --peers none --compiled no")
+
+    row = rows["GPT+ eager"]
+    assert row["reason"] == "its loss became nan while it was timed"
+    assert "seconds" not in row
+    assert "its loss became nan" in (tmp_path / "step-cpu.md").read_text()
 
 
 def test_a_peers_gradient_is_clipped() -> None:

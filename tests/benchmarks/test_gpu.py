@@ -74,6 +74,20 @@ def test_the_next_call_skips_what_is_finished_until_it_is_asked_for(tmp_path: Pa
     assert set(results(tmp_path)) == {"counts", "fails"}
 
 
+def test_what_the_compiler_chose_beside_other_items_is_chosen_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "caches" / "inductor" / "ab"
+    choose = f"mkdir -p {folder} && touch {folder}/kernel.py {folder}"
+    write_plan(
+        tmp_path,
+        (60, [f"'first', '{choose}/first.best_config', 'x'", "'second', 'true', 'x'"]),
+        (60, [f"'alone', '{choose}/alone.best_config', 'x'"]),
+    )
+
+    call(tmp_path)
+
+    assert {path.name for path in folder.iterdir()} == {"kernel.py", "alone.best_config"}
+
+
 def test_a_new_output_folder_gets_the_results_of_earlier_calls(tmp_path: Path) -> None:
     write_plan(tmp_path, (60, ["'first', 'true', 'x'"]))
     call(tmp_path)
