@@ -70,7 +70,7 @@ def parser() -> ToolParser:
         type=float,
         default=0.4,
         help="expected share of the data sheet's dense peak at the configuration's precision "
-        "(0.4; an H200 had 0.40 to 0.45 at 0.5B parameters, docs/results/gpu.md)",
+        "(0.4; an H200 had 0.41 to 0.42 at 0.5B parameters, docs/results/gpu.md)",
     )
     add("--json", type=Path, help="write the numbers to this file too")
     return parser

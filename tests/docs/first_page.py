@@ -218,6 +218,8 @@ def gpu_rows() -> list[tuple[str, ...]]:
     n_tokens = record["settings"]["length"] * record["settings"]["batch"]
     rows = []
     for row in group["rows"]:
+        if row["reason"] is not None:
+            continue
         seconds = row["seconds"]["train"]["median"]
         share = row["flops"]["train"] / seconds / record["peak_flops_per_second"]
         name = row["label"].partition(" ")[0]
