@@ -33,9 +33,13 @@ from anlit.benchmarks.timing import (
     clocks,
     paired_ratio,
     summarize_times,
-    warm_up,
 )
-from anlit.benchmarks.training_step import prepare_trainer, random_batches, take_step
+from anlit.benchmarks.training_step import (
+    prepare_trainer,
+    random_batches,
+    stop_learning,
+    take_step,
+)
 from anlit.compare.comparison import STEPS
 from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import build_from_plain, is_plain, subclass_named
@@ -103,13 +107,11 @@ def _measure(groups: list[Group], device: torch.device) -> dict[str, Any]:
     for number, (group, run) in enumerate(zip(groups, runs, strict=True)):
         step, tokens = build_step(run, device)
         step()  # allocates, and compiles if the run does
-        turns[number] = Ready({"step": step}).make_turn(device)
+        turns[number] = Ready({"step": step}).of_steps(device).make_turn(device)
         arms.append({"run": str(run.folder), "key": group.key, "tokens": tokens})
 
     limit = SECONDS_PER_MODEL * len(turns)
     deadline = time.monotonic() + limit
-    if device.type == "cuda":
-        warm_up(turns, deadline - limit / 2)
     alternate(turns, UNCOUNTED_ROUNDS)
     results = alternate(turns, MAX_ROUNDS, deadline, are_precise)
     for number, arm in enumerate(arms):
@@ -168,6 +170,8 @@ def threads_of(run: Run) -> int | None:
 def prepare_run(run: Run, device: torch.device) -> tuple[L.Trainer, int]:
     """Return a Trainer that is ready to take the run's steps, and the micro-batches of a step.
 
+    Its learning rate is 0.
+
     Raises:
         UserError: The model cannot be built.
     """
@@ -182,6 +186,7 @@ def prepare_run(run: Run, device: torch.device) -> tuple[L.Trainer, int]:
         raise UserError(
             f"{run.folder / CONFIG}: model cannot be built ({error}): leave the run out"
         ) from error
+    stop_learning(trainer)
     return trainer, settings.get("accumulate_grad_batches") or 1
 
 

@@ -58,11 +58,6 @@ MODES = {
 OUR_COMPILATIONS = ("no", "blocks", "float8")
 CHECKED_STEPS = 3
 WARM_UP_STEPS = 2
-GPU_TURN_SECONDS = 0.5
-"""A turn has several steps. So the host is ahead of the GPU as in a run."""
-GPU_RUN_IN_SECONDS = 1.0
-"""Steps before a turn. Without them the same step took 115 ms after anGPT's and 122 ms after
-litgpt's on an H200, which had used its limit of power."""
 LOSS_TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 1e-2}
 """The largest relative difference between first losses of an architecture, eager or compiled."""
 FLOAT8_TOLERANCE = 0.02
@@ -166,9 +161,7 @@ def _build(options: argparse.Namespace, size: Size, row: Row, earlier_rows: list
         turn_seconds=0,
         facts_after=partial(facts_after_times, step, trace if options.profile else None),
     )
-    if options.device.type == "cuda":
-        return ready._replace(turn_seconds=GPU_TURN_SECONDS, run_in_seconds=GPU_RUN_IN_SECONDS)
-    return ready
+    return ready.of_steps(options.device)
 
 
 def _make_step(options: argparse.Namespace, size: Size, row: Row) -> Step:

@@ -36,12 +36,8 @@ from anlit.training.models import GPT, NGPT, AnGPT
 MODELS: dict[str, Any] = {"GPT": GPT, "nGPT": NGPT, "anGPT": AnGPT}
 MEAN_PACKED_DOCUMENT = 1 / 4
 """Mean length of a packed document as a share of T."""
-N_BATCHES = 256
-"""Batches that a step takes in turns.
-
-A model learns a single batch by heart. Its gradients vanish, a GPU needs less power for them, and
-keeps a higher clock.
-"""
+N_BATCHES = 8
+"""Batches that a step takes in turns."""
 RATE = 1e-4
 """The learning rate until `Step.stop_learning`."""
 PEER_COMPILATIONS = ("no", "whole")
@@ -57,8 +53,7 @@ class Step(NamedTuple):
         optimizer: Its optimizer.
         train: Takes a step on the next batch and returns the loss without waiting for the device.
         flops_per_token: FLOPs of a training step per token; see `anlit.nn.models.flops`.
-        stop_learning: Sets the learning rate to 0. The steps remain the same work. A model that
-            diverges computes with NaN, for which a GPU needs less power.
+        stop_learning: Sets the learning rate to 0, see `stop_learning`.
     """
 
     model: nn.Module
@@ -116,13 +111,21 @@ def our_step(
     def train() -> Tensor:
         return take_step(trainer, next(endless_batches))
 
-    def stop_learning() -> None:
-        set_rate_to_zero(trainer.optimizers[0])
-        for schedule in trainer.lr_scheduler_configs:
-            scheduler: Any = schedule.scheduler
-            scheduler.base_lrs = [0.0] * len(scheduler.base_lrs)
+    optimizer = trainer.optimizers[0]
+    return Step(model, optimizer, train, flops, partial(stop_learning, trainer))
 
-    return Step(model, trainer.optimizers[0], train, flops, stop_learning)
+
+def stop_learning(trainer: L.Trainer) -> None:
+    """Set the learning rate to 0. The steps remain the same work.
+
+    A model that learned would know its batches by heart, or diverge to NaN. A GPU needs less power
+    for vanishing gradients and for NaN, and keeps a higher clock.
+    """
+    for optimizer in trainer.optimizers:
+        set_rate_to_zero(optimizer)
+    for schedule in trainer.lr_scheduler_configs:
+        scheduler: Any = schedule.scheduler
+        scheduler.base_lrs = [0.0] * len(scheduler.base_lrs)
 
 
 def set_rate_to_zero(optimizer: torch.optim.Optimizer) -> None:

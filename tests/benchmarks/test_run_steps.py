@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from anlit import GPT
 from anlit.benchmarks import harness, run_steps
+from anlit.benchmarks.options import Size
+from anlit.benchmarks.training_step import random_batches, take_step
 from anlit.cli import main
 from anlit.compare.comparison import read_step_times, seconds_per_token
 from anlit.errors import UserError
@@ -58,6 +61,23 @@ def write_config(run: Path, config: Any) -> None:
 def time_steps(output: Path, *folders: Path) -> None:
     runs = list(map(load_run, folders))
     run_steps.time_steps(group_runs(runs), output)
+
+
+def test_timed_steps_do_not_learn(tmp_path: Path) -> None:
+    """A model that learned its only batch by heart, or diverged, would be timed on a GPU's highest
+    clock."""
+    run = load_run(make_run(tmp_path / "run", "AnGPT"))
+    trainer, _ = run_steps.prepare_run(run, torch.device("cpu"))
+    weight = trainer.lightning_module.model.head.weight
+    size = Size(0, 0, 0, SHAPE["vocab_size"], SHAPE["context_length"], 4, "")
+    (batch,) = random_batches(size, False, torch.device("cpu"), n_batches=1)
+    start = weight.detach().clone()
+
+    for _ in range(3):
+        take_step(trainer, batch)
+
+    assert trainer.optimizers[0].state[weight]["exp_avg"].any()
+    torch.testing.assert_close(weight.detach(), start, rtol=0, atol=1e-6)  # rows are bounded again
 
 
 def test_the_comparison_has_wall_clock_from_steps_in_turns(tmp_path: Path, monkeypatch) -> None:
