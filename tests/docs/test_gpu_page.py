@@ -203,9 +203,16 @@ def test_losses_follow_from_the_runs() -> None:
         cells = [str(step), *(f"{by_step[step]:.3f}" for by_step in losses), ""]
         assert f"| {' | '.join(cells)}|" in PAGE.splitlines()
     assert val_losses("angpt") == {}
-    last = read_rows("angpt")[0]
-    assert f"for {float(last['train/loss']):.3f}, gradient norm" in TEXT
-    assert f"for {float(last['train/grad_norm']):.2f} at the tenth" in TEXT
+    on_gpu = read_rows("angpt")[0]
+    on_cpu = read_rows("angpt-cpu")
+    assert on_gpu["step"] == on_cpu[9]["step"] == "9"
+    losses = [float(row["train/loss"]) for row in (on_cpu[9], on_gpu)]
+    norms = [float(row["train/grad_norm"]) for row in (on_cpu[9], on_gpu)]
+    assert "(loss {:.3f} for {:.3f}, gradient norm".format(*losses) in TEXT
+    assert "gradient norm {:.2f} for {:.2f} at the tenth".format(*norms) in TEXT
+    fourth = float(on_cpu[3]["train/grad_norm"])
+    tenth_of_gpt = float(read_rows("gpt")[0]["train/grad_norm"])
+    assert f"was {fourth:.1f} at the fourth step; GPT+'s was {tenth_of_gpt:.1f} at the" in TEXT
 
 
 def val_losses(name: str) -> dict[int, float]:
