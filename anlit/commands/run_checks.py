@@ -7,7 +7,7 @@ import torch
 from jsonargparse import Namespace
 
 from anlit.commands.budget import check_length, count_devices
-from anlit.commands.learning_rate import set_rate_by_width
+from anlit.commands.learning_rate import set_rate_by_size
 from anlit.commands.parser import ConfigurationParser
 from anlit.config.value_checks import check_precision
 from anlit.nn.attention.attention import attention_layers, example_query
@@ -37,7 +37,7 @@ def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel |
     n_steps = check_length(config)
     if n_steps is not None:
         check_steps(config.trainer.as_dict(), n_steps)
-    set_rate_by_width(config.model)
+    set_rate_by_size(config.model)
     try:
         model = parser.model_of(config)
         model.new_optimizer()

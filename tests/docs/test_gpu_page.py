@@ -215,6 +215,21 @@ def test_losses_follow_from_the_runs() -> None:
     assert f"was {fourth:.1f} at the fourth step; GPT+'s was {tenth_of_gpt:.1f} at the" in TEXT
 
 
+def test_the_rates_of_a_deep_angpt_follow_from_their_runs() -> None:
+    full = read_rows("angpt-cpu-short")
+    half = read_rows("angpt-cpu-short-half")
+    losses = float(full[5]["train/loss"]), float(half[25]["train/loss"])
+    largest_norm = max(float(row["train/grad_norm"]) for row in half)
+
+    assert float(full[0]["train/learning_rate"]) == pytest.approx(1 / 384)
+    assert float(half[0]["train/learning_rate"]) == pytest.approx(0.0013)
+    expected = "a loss of {:.1f} at the sixth step. Half of it had {:.2f} at the 26th".format(
+        *losses
+    )
+    assert expected in TEXT
+    assert f"gradient norm was at most {largest_norm:.1f}" in TEXT
+
+
 def val_losses(name: str) -> dict[int, float]:
     losses = {}
     for row in read_rows(name):

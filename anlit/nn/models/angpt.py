@@ -190,3 +190,6 @@ class AnGPTDecoder(NormalisedDecoder):
     """
 
     block_class = AnGPTBlock
+    layers_at_full_rate = 6
+    """Each MLP is quadratic in the length of its input, so that layers square what is too long. At
+    12 layers of width 384 the full rate diverged, and half of it did not (docs/results/gpu.md)."""
