@@ -261,7 +261,7 @@ def facts_after_times(step: Step, trace: Path | None) -> Row:
 
 def profile_step(step: Callable[[], Any], trace: Path) -> Row:
     """Write a trace for Perfetto. The row gets torch's table of kernels, on a CPU of operators."""
-    with profile() as profiler:
+    with profile(acc_events=True) as profiler:
         for _ in range(PROFILED_STEPS):
             step()
     profiler.export_chrome_trace(str(trace))
