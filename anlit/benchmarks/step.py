@@ -154,7 +154,8 @@ def _build(options: argparse.Namespace, size: Size, row: Row, earlier_rows: list
     step.stop_learning()
     for _ in range(WARM_UP_STEPS):
         step.train()
-    trace = Path(options.output) / f"{row['label'].replace(' ', '-')}.trace.json.gz"
+    name = row["label"].replace(" ", "-").replace("+", "plus")
+    trace = Path(options.output) / f"{name}.trace.json.gz"
     ready = Ready(
         {"train": step.train},
         partial(_permanent_tensors, step),

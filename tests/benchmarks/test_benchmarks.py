@@ -280,6 +280,14 @@ def test_a_step_that_stopped_learning_keeps_the_weights(maker: str) -> None:
     torch.testing.assert_close(snapshot(bare), learned, rtol=0, atol=1e-6)  # norms are restored
 
 
+def test_a_profile_has_the_operators_of_a_step_and_a_trace(tmp_path: Path) -> None:
+    _, (rows,) = run(tmp_path, "step --models GPT --peers none --compiled no --profile")
+
+    assert "aten::_fused_adamw_" in rows["GPT+ eager"]["profile"]
+    assert (tmp_path / "GPTplus-eager.trace.json.gz").exists()
+    assert "GPT+ eager, 3 steps:" in (tmp_path / "step-cpu.md").read_text()
+
+
 def snapshot(bare: Step) -> Tensor:
     return torch.cat([weight.detach().flatten() for weight in bare.model.parameters()])
 
