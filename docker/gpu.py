@@ -123,16 +123,12 @@ class Call:
             if need == "device":
                 if not self.has_gpu:
                     return "no device"
-            elif not (shutil.which(need) or self.has_package(need)):
+            elif not (shutil.which(need) or has_package(self.results.state, need)):
                 return f"left out: {need} is not here"
         for name in item.inputs:
             if self.results.result(name) != "finished":
                 return f"left out: {name} is not finished"
         return None
-
-    def has_package(self, name: str) -> bool:
-        code = f"import importlib.util as util; exit(util.find_spec({name!r}) is None)"
-        return subprocess.run([str(python_of(self.results.state)), "-c", code]).returncode == 0
 
     def has_room(self, item: Item) -> bool:
         if not self.running:
@@ -199,6 +195,11 @@ def command_of(item: Item, sizes: dict[str, str], state: Path, seconds: int) -> 
     options = f"--output $OUT --minutes {minutes:.2f}"
     command = re.sub(r"(anlit benchmark \w+)", rf"\1 {options}", command)
     return Template(command).safe_substitute(OUT=folder, STATE=shlex.quote(str(state)))
+
+
+def has_package(state: Path, name: str) -> bool:
+    code = f"import importlib.util as util; exit(util.find_spec({name!r}) is None)"
+    return subprocess.run([str(python_of(state)), "-c", code]).returncode == 0
 
 
 def corpus() -> str:
@@ -305,12 +306,13 @@ def main() -> int:
     output = options.output.with_name(options.output.name + suffix).resolve()
     plan = runpy.run_path(str(options.plan))
     phases = plan["PLAN"]
-    sizes = {"CORPUS": corpus()} | plan["SIZES" if has_gpu else "TOY_SIZES"]
 
     state.mkdir(parents=True, exist_ok=True)
     lock = os.open(state / ".lock", os.O_CREAT | os.O_RDWR)
     wait_for_lock(lock, deadline)
     make_virtual_environment(state, sorted(glob.glob(f"{options.wheels}*/*.whl")))
+    peer = "litgpt" if has_package(state, "litgpt") else "none"
+    sizes = {"CORPUS": corpus(), "PEER": peer} | plan["SIZES" if has_gpu else "TOY_SIZES"]
     results = Results(state, output, phases)
     for item in results.items:
         is_repeated = options.again == "failed" and results.is_unfinished(item)

@@ -3,6 +3,7 @@
 An item is a command for bash, run in the root of the clone. $OUT is the item's folder, and
 $STATE/NAME is the folder of the item NAME. `SIZES` gives the values of $STEP and other names in
 capitals, without a GPU `TOY_SIZES`. $CORPUS is texts/english if it exists, else Python's sources.
+$PEER is litgpt if it is installed, else none.
 """
 
 from dataclasses import dataclass
@@ -156,9 +157,8 @@ LEARN_AND_SHARD = [
 
 PLAN = [
     Phase(170, COMPILE_AND_CHECK),
-    Phase(125, [Item("step", f"{MODELS} --peers litgpt --profile",
-                     "0.5B steps of the three models and litgpt's, and their kernels",
-                     needs=("litgpt",))]),
+    Phase(125, [Item("step", f"{MODELS} --peers $PEER --profile",
+                     "0.5B steps of the three models and litgpt's, and their kernels")]),
     Phase(75, [Item("step-documents", DOCUMENTS, "the three models with packed documents")]),
     Phase(75, [Item("fit",
                     "python -m anlit benchmark fit $STEPS --rounds 1"
