@@ -1,5 +1,6 @@
 """`anlit runs`: a table of all runs below a folder."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
@@ -71,6 +72,9 @@ def main(argv: list[str]) -> None:
     else:
         terminal = console()
         terminal.print(table_of(overviews, terminal.width))
+    for overview in overviews:
+        if overview.fault:
+            echo(f"warning: {overview.fault}", sys.stderr)
 
 
 def table_of(overviews: list[Overview], width: int) -> Table:
@@ -114,6 +118,10 @@ def steps_of(overview: Overview) -> str:
     return f"{overview.step:,}/{overview.steps:,}"
 
 
+def state_of(overview: Overview) -> str:
+    return f"{overview.state}, damaged" if overview.fault else overview.state
+
+
 def shortened(text: str, length: int, keeps_end: bool) -> str:
     """Return the text in at most `length` characters, with an ellipsis for the rest."""
     if len(text) <= length:
@@ -147,7 +155,7 @@ def short(value: float | None) -> str:
 
 CELLS: dict[str, Callable[[Overview], str]] = {
     "folder": lambda overview: overview.folder,
-    "state": lambda overview: overview.state,
+    "state": state_of,
     "step": steps_of,
     "tokens": lambda overview: short(overview.tokens),
     "train\nloss": lambda overview: loss(overview.train_loss),

@@ -9,10 +9,12 @@ Size, depth and the expansion of aliases are limited. The content is checked aga
 """
 
 import csv
+import io
 import json
 import math
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +32,7 @@ MOST_VALUES = 1_000_000
 LONG_STRING = 1000
 """Characters that count as a value."""
 MERGE_TAG = "tag:yaml.org,2002:merge"
+LEAVE_OUT = "repair the file or leave the run out"
 BOOLEAN_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Words that people write for true and false."""
 
@@ -39,13 +42,26 @@ def read_text(path: str | Path) -> str:
 
     Raises OSError or ValueError for a pipe, a folder, or a large file.
     """
+    return _decode(_read_bytes(path))
+
+
+def _read_bytes(path: str | Path) -> bytes:
     if Path(path).exists() and not Path(path).is_file():
         raise OSError(0, "it is not a regular file")
     with Path(path).open("rb") as file:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
         raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes")
-    return content.decode()
+    return content
+
+
+def _decode(content: bytes) -> str:
+    """Return text in UTF-8. Raise ValueError with the line that is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not text in UTF-8") from error
 
 
 def read_json(
@@ -75,35 +91,78 @@ def _read(path: str | Path, parse: Callable[[str], Any], schema: Any, advice: st
         raise _read_error(path, error, advice) from error
 
 
-def read_rows(
-    path: str | Path, advice: str = "repair it or leave the run out"
-) -> list[dict[str, str]]:
-    """Return the rows of a CSV file by its header, with "" for an empty cell.
+class Row(dict[str, str]):
+    """A row of metrics.csv: text by column, "" for an empty cell."""
 
-    A last line without a line end is left out. Raises UserError, with file and reason, if it cannot
-    be read or a row does not fit the header.
+    def __init__(self, cells: Iterable[tuple[str, str]], line: int) -> None:
+        super().__init__(cells)
+        self.line = line
+        """The line of the file in which the row begins, counted from 1."""
+
+
+def read_rows(path: str | Path, last_bytes: int | None = None) -> list[Row]:
+    """Return the rows of metrics.csv. With `last_bytes` only the rows there are read and counted.
+
+    A last line without a line end is left out: it is of a run that writes, or was killed. Raises
+    UserError, with file and line, if another line does not fit the header or has no step.
     """
     try:
-        lines = read_text(path).splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            lines.pop()
-        rows = list(csv.DictReader(lines, restkey="", restval="", strict=True))
-        if rows and "step" not in rows[0]:
+        if last_bytes is not None and Path(path).stat().st_size > last_bytes:
+            return _parse_rows(_read_end(path, last_bytes))
+        return _parse_rows(_read_bytes(path))
+    except (OSError, ValueError) as error:
+        raise _read_error(path, error, LEAVE_OUT) from error
+
+
+def _read_end(path: str | Path, n_bytes: int) -> bytes:
+    """Return the first line of a file, and the whole lines in its last bytes."""
+    with Path(path).open("rb") as file:
+        header = file.readline(n_bytes)
+        file.seek(-n_bytes, os.SEEK_END)
+        _, _, whole_lines = file.read().partition(b"\n")
+    return header + whole_lines
+
+
+def _parse_rows(content: bytes) -> list[Row]:
+    """Return the rows of CSV. Raise ValueError with the line that is no row."""
+    complete_lines = content[: content.rfind(b"\n") + 1]
+    reader = csv.reader(io.StringIO(_decode(complete_lines), newline=""), strict=True)
+    rows: list[Row] = []
+    line = 1
+    try:
+        header = next(reader, [])
+        if header and "step" not in header:
             raise ValueError("its first line names no column 'step'")
-        if any("" in row for row in rows):
-            raise ValueError("a row has more cells than the first line")
-        return rows
-    except (OSError, ValueError, csv.Error) as error:
-        raise _read_error(path, error, advice) from error
+        line = reader.line_num + 1
+        for cells in reader:
+            if cells:
+                rows.append(_parse_row(header, cells, line))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {line}: {error}") from error
+    return rows
 
 
-def parse_cell(row: dict[str, str], column: str, path: str | Path) -> float:
+def _parse_row(header: list[str], cells: list[str], line: int) -> Row:
+    if len(cells) != len(header):
+        raise ValueError(f"line {line} does not have the {len(header)} cells of the first line")
+    row = Row(zip(header, cells, strict=True), line)
+    if row["step"] and not row["step"].isdecimal():
+        raise _not_a_number(row, "step")
+    return row
+
+
+def parse_cell(row: Row, column: str, path: str | Path) -> float:
     """Return the number in a cell, NaN without a number. Raise UserError for another text."""
     try:
         return float(row.get(column) or math.nan)
     except ValueError as error:
-        reason = ValueError(f"a row has {row[column][:40]!r} as {column}, which is not a number")
-        raise _read_error(path, reason, "repair it or leave the run out") from error
+        raise _read_error(path, _not_a_number(row, column), LEAVE_OUT) from error
+
+
+def _not_a_number(row: Row, column: str) -> ValueError:
+    text = row[column][:40]
+    return ValueError(f"line {row.line} has {text!r} as {column}, which is not a number")
 
 
 class _Dumper(yaml.SafeDumper):

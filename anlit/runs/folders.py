@@ -25,7 +25,7 @@ from anlit.config.labels import (
     mapping,
 )
 from anlit.errors import UserError
-from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
+from anlit.io.read import LEAVE_OUT, parse_cell, read_json, read_rows, read_yaml
 
 METRICS = "metrics.csv"
 """Name of the file of logged values in a run folder."""
@@ -71,7 +71,6 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
 others."""
 VALIDATION_COLUMNS = ("val/tokens", "val/seconds", "val/loss", "val/bits_per_byte")
 """Columns of metrics.csv that make up a validation point."""
-LEAVE_OUT = "repair the file or leave the run out"
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 Only the end of metrics.csv is read, so a folder of a thousand long runs takes seconds.
 """
 
-import csv
 import math
 import os
 import time
@@ -16,12 +15,21 @@ import numpy as np
 
 from anlit.config.labels import mapping
 from anlit.errors import UserError
+from anlit.io.read import Row, parse_cell, read_rows
 from anlit.runs.folders import CONFIG, METRICS, RECORD, Curve, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show, without_arguments
 
 TAIL_BYTES = 2**18
 """Bytes at the end of metrics.csv that are read; an earlier validation loss is not shown."""
+LOGGED_COLUMNS = (
+    "step",
+    "train/tokens",
+    "train/loss",
+    "val/loss",
+    "train/learning_rate",
+    "train/tokens_per_second",
+)
 NO_CURVE = Curve(*np.empty((3, 0)))
 SEED = "seed_everything"
 """The setting that most often tells runs apart; `learned_settings` leaves it out."""
@@ -45,6 +53,7 @@ class Overview:
         tokens_per_second: The last logged speed.
         age: Seconds since the run last wrote its metrics, or without them its record.
         changes: Settings that differ from the first run's, as `name=value`.
+        fault: Why its metrics cannot be read. They are None then.
     """
 
     name: str
@@ -60,15 +69,17 @@ class Overview:
     tokens_per_second: float | None
     age: float | None
     changes: tuple[str, ...]
+    fault: str | None
 
 
-SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name not in ("changes", "tags"))
+UNSORTED = ("changes", "fault", "tags")
+SORT_KEYS = tuple(field.name for field in fields(Overview) if field.name not in UNSORTED)
 
 
 def read_overviews(folders: Sequence[Path], tags: Sequence[str] = ()) -> list[Overview]:
     """Read one `Overview` per run folder with all the tags, in their order.
 
-    Raise UserError for a damaged run folder, or if no run has the tags.
+    Raise UserError for a damaged configuration or record, or if no run has the tags.
     """
     all_runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
     if not all_runs:
@@ -113,8 +124,13 @@ def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
     """Return the overview of a run from its record, configuration and last metrics."""
-    rows = last_rows(run.folder / METRICS)
-    last_logged = last_number(rows, "step")
+    numbers: dict[str, float | None] = dict.fromkeys(LOGGED_COLUMNS)
+    fault = None
+    try:
+        numbers = last_numbers(run.folder / METRICS)
+    except UserError as error:
+        fault = str(error)
+    last_logged = numbers["step"]
     step = run.record.get("steps") if last_logged is None else int(last_logged) + 1
     max_steps = mapping(run.config.get("trainer")).get("max_steps")
     return Overview(
@@ -124,54 +140,42 @@ def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
         state=run.status,
         step=step,
         steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
-        tokens=last_number(rows, "train/tokens"),
-        train_loss=last_number(rows, "train/loss"),
-        val_loss=last_number(rows, "val/loss"),
-        rate=last_number(rows, "train/learning_rate"),
-        tokens_per_second=last_number(rows, "train/tokens_per_second"),
+        tokens=numbers["train/tokens"],
+        train_loss=numbers["train/loss"],
+        val_loss=numbers["val/loss"],
+        rate=numbers["train/learning_rate"],
+        tokens_per_second=numbers["train/tokens_per_second"],
         age=age_of(run.folder),
         changes=changes,
+        fault=fault,
     )
 
 
-def last_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows at the end of a CSV file, the last row first. [] if there is no file.
+def last_numbers(path: Path, n_bytes: int | None = TAIL_BYTES) -> dict[str, float | None]:
+    """Return the last number of each of `LOGGED_COLUMNS`. None without a number.
 
-    Raise UserError if a row does not fit the header.
+    Raise UserError for a damaged file.
     """
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        header = file.readline()
-        begin = max(file.tell(), path.stat().st_size - TAIL_BYTES)
-        is_cut = begin > file.tell()
-        file.seek(begin)
-        lines = file.read().decode(errors="replace").splitlines(keepends=True)
-    if is_cut:
-        lines = lines[1:]
-    complete = [line for line in lines if line.endswith("\n")]
-    rows = list(csv.DictReader([header.decode(), *complete], restkey="", restval=""))
-    if any("" in row for row in rows):
-        raise UserError(
-            f"{path} has a row with more cells than its first line: repair it or leave the run out"
-        )
-    return rows[::-1]
+    numbers = {}
+    try:
+        rows = read_rows(path, n_bytes)[::-1] if path.exists() else []
+        for column in LOGGED_COLUMNS:
+            numbers[column] = last_number(rows, column, path)
+    except UserError:
+        if n_bytes is None:
+            raise
+        return last_numbers(path, None)  # names the line by its number in the whole file
+    return numbers
 
 
-def last_number(rows: Iterable[dict[str, str]], column: str) -> float | None:
+def last_number(rows: Iterable[Row], column: str, path: Path) -> float | None:
     """Return the first number in a column of rows. None without a number.
 
-    The rows begin with the last row of the file.
+    The rows begin with the last row of the file. Raises UserError for another text.
     """
     for row in rows:
-        cell = row.get(column)
-        if not cell:
-            continue
-        try:
-            value = float(cell)
-        except ValueError:
-            return None
-        return value
+        if row.get(column):
+            return parse_cell(row, column, path)
     return None
 
 

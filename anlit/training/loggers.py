@@ -13,7 +13,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.io.read import parse_cell, read_rows
+from anlit.io.read import Row, parse_cell, read_rows
 from anlit.io.write import replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
@@ -72,9 +72,7 @@ class MetricsCSV(Logger):
             raise
         self.unwritten = []
 
-    def rewrite(
-        self, end_step: float = math.inf, more_columns: Iterable[str] = ()
-    ) -> list[dict[str, str]]:
+    def rewrite(self, end_step: float = math.inf, more_columns: Iterable[str] = ()) -> list[Row]:
         """Write the rows of steps (from 0) below `end_step` anew, and return them.
 
         A kill at any moment loses no row.

@@ -75,6 +75,9 @@ DAMAGED_FILES = [
     ("metrics.csv", f"{HEADER}1,{LONG_NUMBER},2\n"),
     ("metrics.csv", f"{HEADER}1,2,3,4\n"),
     ("metrics.csv", f'{HEADER}"1,2,3\n'),
+    ("metrics.csv", f"{HEADER}garbage\n2,8,3.5\n"),
+    ("metrics.csv", f"{HEADER}1,8\n2,8,3.5\n"),
+    ("metrics.csv", f"{HEADER}garbage,,\n2,8,3.5\n"),
     ("config.yaml", BOMBS["chained"]),
     ("config.yaml", BOMBS["nul"]),
 ]
@@ -106,7 +109,12 @@ def test_compare_names_a_damaged_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("run.json", '{"status": "fini'), ("metrics.csv", "[1, 2]\n3, 4\n")]
+    ("name", "content"),
+    [
+        ("run.json", '{"status": "fini'),
+        ("metrics.csv", "[1, 2]\n3, 4\n"),
+        ("metrics.csv", f"{HEADER}garbage\n"),
+    ],
 )
 def test_fit_continues_no_run_with_a_damaged_file(
     name: str, content: str, run: Path, refusal
@@ -272,8 +280,30 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
 
 
-def test_a_line_that_is_not_complete_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,val/loss\n1,2.5\n3,2.4")
+LINES_OF_OTHER_TEXT = {
+    b"garbage\n": "line 3 does not have the 2 cells of the first line",
+    b"\xff\xfe,1\n": "line 3 is not text in UTF-8",
+    b"low,1\n": "line 3 has 'low' as step, which is not a number",
+    b'2,"1\n': "line 3: unexpected end of data",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), LINES_OF_OTHER_TEXT.items())
+def test_a_line_that_is_no_row_of_metrics_is_named(
+    line: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"step,val/loss\r\n1,2.5\r\n" + line + b"3,2.4\r\n")
+
+    with pytest.raises(UserError) as refused:
+        read_rows(path)
+
+    assert f"{path} cannot be read ({reason})" in str(refused.value)
+
+
+@pytest.mark.parametrize("torn", [b"3,2.4", b"3", b"3,2.4\r", b"\0\0\xff"])
+def test_a_line_that_is_not_complete_is_left_out(torn: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes(b"step,val/loss\n1,2.5\n" + torn)
 
     assert read_rows(tmp_path / "metrics.csv") == [{"step": "1", "val/loss": "2.5"}]
 

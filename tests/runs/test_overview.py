@@ -65,6 +65,7 @@ def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
         "rate": 0.0005,
         "tokens_per_second": 2100.0,
         "changes": [],
+        "fault": None,
     }
 
 
@@ -96,6 +97,29 @@ def test_only_the_end_of_long_metrics_is_read(make_run, capsys) -> None:
 
     assert overview["step"] == 20
     assert overview["train_loss"] == 4.5
+
+
+@pytest.mark.parametrize("garbage", ["garbage", "\udcff", "9,,,,,low", "low,,,,,"])
+@pytest.mark.parametrize("n_rows", [1, TAIL_BYTES])
+def test_a_run_with_damaged_metrics_is_marked(
+    make_run, capsys, print_table, garbage: str, n_rows: int
+) -> None:
+    run = make_run("a")
+    make_run("b", {100: 5.0})
+    log(run, *[TRAINING_ROW] * n_rows)
+    with (run / "metrics.csv").open("ab") as file:
+        file.write(os.fsencode(f"{garbage}\n{LAST_ROW}\n"))
+
+    assert main(["runs", str(run.parent), "--json"]) == 0
+    printed = capsys.readouterr()
+
+    overview, other = map(json.loads, printed.out.splitlines())
+    problem = f"{run}/metrics.csv cannot be read (line {n_rows + 2} "
+    assert problem in printed.err
+    assert problem in overview["fault"]
+    assert overview["train_loss"] is None
+    assert other["val_loss"] == 5.0
+    assert "a    finished, damaged " in print_table(run.parent, 80)
 
 
 @pytest.mark.parametrize("key", SORT_KEYS)
