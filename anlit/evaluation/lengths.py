@@ -130,8 +130,7 @@ class Lengths(Evaluation):
         return sums
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
-        notes: list[str] = []
-        arms = group_by_seed(checkpoints)
+        arms, notes = group_by_seed(checkpoints)
         record: dict[str, Any] = {"arms": arms, "measurements": measurements, "notes": notes}
         for arm in arms:
             arm["loss"] = []

@@ -26,6 +26,7 @@ from anlit.evaluation.runner import Evaluation, Report, group_by_seed
 from anlit.evaluation.settings import NeedleSettings
 from anlit.nn.models.runtime import allow_compiled_kernels, enough_memory
 from anlit.reporting.figure import TEXT_WIDTH, heat_map, legend_name, panels
+from anlit.reporting.page import listed
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal, minus, say
 from anlit.training.language_model import LanguageModel
@@ -78,14 +79,14 @@ class Needle(Evaluation):
         return measurements
 
     def record(self, checkpoints: list[Checkpoint], measurements: list[Any]) -> dict[str, Any]:
-        arms = group_by_seed(checkpoints)
+        arms, notes = group_by_seed(checkpoints)
         n_samples = self.settings.n_depths * self.settings.n_samples
         for arm in arms:
             seeds = [measurements[index] for index in arm["checkpoints"]]
             arm["lengths"] = [
                 average_seeds(results, n_samples) for results in zip(*seeds, strict=True)
             ]
-        return {"arms": arms, "measurements": measurements}
+        return {"arms": arms, "measurements": measurements, "notes": notes}
 
     def report(self, record: dict[str, Any]) -> Report:
         n_depths = len(record["settings"]["depths"])
@@ -104,8 +105,12 @@ class Needle(Evaluation):
             markdown_table(head, [[literal(label), *cells] for label, *cells in rows]),
             NEEDLE_NOTE.format(n_depths=n_depths, n_samples=n_samples, n=n_depths * n_samples),
         ]
+        notes = record.get("notes", [])
+        if notes:
+            paragraphs += ["## Notes", listed(notes)]
         table = Table(TABLE_TITLE, head, rows)
-        return Report([table], paragraphs, {"needle.png": partial(draw_accuracy, record)})
+        figures = {"needle.png": partial(draw_accuracy, record)}
+        return Report([table], paragraphs, figures, [f"note: {note}" for note in notes])
 
 
 def spread_depths(n: int) -> list[float]:

@@ -27,8 +27,8 @@ from anlit.reporting.figure import save, style
 from anlit.reporting.page import write_page
 from anlit.reporting.table import Table, console
 from anlit.reporting.text import code, literal
-from anlit.runs.folders import load_run
-from anlit.runs.groups import group_runs
+from anlit.runs.folders import NO_CURVE, Run, load_run
+from anlit.runs.groups import group_runs, last_of_seeds
 from anlit.training.load_model import (
     Checkpoint,
     describe,
@@ -161,32 +161,48 @@ def load_checkpoints(
     return checkpoints, data[0]
 
 
-def group_by_seed(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any]], list[str]]:
     """Group checkpoints into arms, in the order of their first checkpoint.
 
     An arm is {label, checkpoints}: a unique label and indices of checkpoints. Runs that differ only
-    in their seed share an arm, even if their initial weights differ. best.ckpt and last.ckpt of a
-    run are different arms. A file outside a run folder is an arm alone.
+    in their seed share an arm, even if their initial weights differ. Of runs with the same seeds
+    the last counts. best.ckpt and last.ckpt of a run are different arms. A file outside a run
+    folder is an arm alone.
+
+    Returns:
+        The arms, and a note on each checkpoint that does not count.
     """
-    folders = dict.fromkeys(checkpoint.run for checkpoint in checkpoints)
-    runs = [load_run(folder) for folder in folders if folder is not None]
-    run_labels: dict[Path, str] = {}
-    for group in group_runs(runs):
+    runs = [_run_of(checkpoint) for checkpoint in checkpoints]
+    labels: dict[Path, str] = {}
+    for group in group_runs({run.folder: run for run in runs}.values()):
         for run in group.runs:
-            run_labels[run.folder.resolve()] = group.label
-    indices_by_arm: dict[tuple[str, str], list[int]] = {}  # by label and file
-    for index, checkpoint in enumerate(checkpoints):
-        label = run_labels.get(checkpoint.run.resolve()) if checkpoint.run is not None else None
+            labels[run.folder] = group.label
+    members_by_arm: dict[tuple[str, str], dict[Run, int]] = {}  # by label and file
+    for index, (checkpoint, run) in enumerate(zip(checkpoints, runs, strict=True)):
+        label = labels.get(run.folder)
         # Without a run's configuration nothing tells which files belong together.
         lone_arm = (checkpoint.label, str(checkpoint.file))
         arm = (label, checkpoint.file.name) if label else lone_arm
-        indices_by_arm.setdefault(arm, []).append(index)
-    n_arms_by_label = Counter(label for label, _ in indices_by_arm)
+        members_by_arm.setdefault(arm, {})[run] = index
+    n_arms_by_label = Counter(label for label, _ in members_by_arm)
     arms = []
-    for (label, file), indices in indices_by_arm.items():
+    notes = []
+    for (label, file), index_by_run in members_by_arm.items():
         unique_label = f"{label}, {file}" if n_arms_by_label[label] > 1 else label
-        arms.append({"label": unique_label, "checkpoints": indices})
-    return arms
+        counted = sorted(index_by_run[run] for run in last_of_seeds(index_by_run))
+        arms.append({"label": unique_label, "checkpoints": counted})
+        for index in index_by_run.values():
+            if index not in counted:
+                left_out = f"{checkpoints[index].file} is left out"
+                notes.append(f"{unique_label}: {left_out}, because a later run has the same seed.")
+    return arms, notes
+
+
+def _run_of(checkpoint: Checkpoint) -> Run:
+    """The run of a checkpoint; for a file outside a run folder a run without content."""
+    if checkpoint.run is None:
+        return Run(checkpoint.file, {}, {}, NO_CURVE, None)
+    return load_run(checkpoint.run)
 
 
 def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command: str) -> None:

@@ -96,6 +96,10 @@ class Curve:
         return Curve(self.tokens[is_finite], self.seconds[is_finite], self.loss[is_finite])
 
 
+NO_CURVE = Curve(*np.empty((3, 0)))
+"""The curve of a run without a validation."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """The content of one run folder.

@@ -40,7 +40,7 @@ class Group:
         """
         complete = [run for run in self.runs if run.complete]
         candidates = complete or [run for run in self.runs if run.comparable]
-        return tuple(_last_of_seeds(candidates))
+        return tuple(last_of_seeds(candidates))
 
     @property
     def lost(self) -> tuple[Run, ...]:
@@ -96,13 +96,20 @@ class Group:
         return mean_curve([self.measure.curve_of(run).finite() for run in self.counted])
 
 
-def _last_of_seeds(runs: Iterable[Run]) -> list[Run]:
+def last_of_seeds(runs: Iterable[Run]) -> list[Run]:
     """The last of all runs with the same seeds; without a known seed, with the same curve."""
     last_runs: dict[Any, Run] = {}
     for run in runs:
-        curve = (run.curve.tokens.tobytes(), run.curve.loss.tobytes())
-        last_runs[run.seeds if run.seed is not None else curve] = run
+        last_runs[_seeds_or_curve(run)] = run
     return list(last_runs.values())
+
+
+def _seeds_or_curve(run: Run) -> Any:
+    if run.seed is not None:
+        return run.seeds
+    if len(run.curve) > 0:
+        return run.curve.tokens.tobytes(), run.curve.loss.tobytes()
+    return run.folder
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:

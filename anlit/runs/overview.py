@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from anlit.config.labels import mapping
 from anlit.errors import UserError
 from anlit.io.read import Row, parse_cell, read_rows
-from anlit.runs.folders import CONFIG, METRICS, RECORD, Curve, Run, read_settings_of_run
+from anlit.runs.folders import CONFIG, METRICS, NO_CURVE, RECORD, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show, without_arguments
 
@@ -30,7 +28,6 @@ LOGGED_COLUMNS = (
     "train/learning_rate",
     "train/tokens_per_second",
 )
-NO_CURVE = Curve(*np.empty((3, 0)))
 SEED = "seed_everything"
 """The setting that most often tells runs apart; `learned_settings` leaves it out."""
 

@@ -279,10 +279,11 @@ def test_losses_do_not_depend_on_the_rows_that_logits_are_made_for(
     assert torch.equal(logits_afterwards, logits), "the model has its head again"
 
 
-def copy_with_initial_weights(run: Path, folder: Path) -> Path:
+def copy_with_initial_weights(run: Path, folder: Path, seed: int) -> Path:
     """A copy of a run, fine-tuned from other weights by its configuration."""
     shutil.copytree(run, folder)
     config = yaml.safe_load((run / "config.yaml").read_text())
+    config["seed_everything"] = seed
     config["initial_weights"] = f"runs/{folder.name}.ckpt"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
@@ -296,13 +297,14 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     checkpoints = first_seed / "checkpoints"
     twice = shutil.copy(checkpoints / "best.ckpt", checkpoints / "twice.ckpt")
     alone = save(small(GPT, vocab_size=VOCABULARY), tmp_path / "alone.ckpt")
-    finetuned = copy_with_initial_weights(first_seed, tmp_path / "a")
-    also_finetuned = copy_with_initial_weights(first_seed, tmp_path / "b")
+    finetuned = copy_with_initial_weights(first_seed, tmp_path / "a", 1)
+    also_finetuned = copy_with_initial_weights(first_seed, tmp_path / "b", 2)
     paths = [first_seed, angpt, second_seed, wider, twice, alone, finetuned, also_finetuned]
 
     loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
-    arms = group_by_seed(loaded)
+    arms, notes = group_by_seed(loaded)
 
+    assert notes == []
     members = []
     for arm in arms:
         members.append([paths[index] for index in arm["checkpoints"]])
@@ -321,6 +323,51 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     for label in (label_of_seeds, *other_labels):
         assert label.startswith("GPT+, scale-invariant")
     assert labels[3].endswith("twice.ckpt")
+
+
+def copy_without_seed(run: Path, folder: Path, losses: str = "") -> Path:
+    """A copy of a run that has no seed, with validation losses by tokens."""
+    shutil.copytree(run, folder)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["seed_everything"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "metrics.csv").write_text(f"step,val/tokens,val/loss\n{losses}")
+    return folder
+
+
+def test_of_runs_with_the_same_seed_the_last_counts(run: Path, data: Path, tmp_path: Path) -> None:
+    """As in anlit compare. Without a seed, runs with the same losses are copies."""
+    again = make_run(tmp_path / "again", data, GPT)
+    other_seed = make_run(tmp_path / "other", data, GPT, seed=2)
+    seedless = copy_without_seed(run, tmp_path / "seedless", "1,8,3.5\n")
+    seedless_copy = copy_without_seed(run, tmp_path / "copy", "1,8,3.5\n")
+    not_validated = copy_without_seed(run, tmp_path / "not-validated")
+    also_not_validated = copy_without_seed(run, tmp_path / "also-not-validated")
+    paths = [run, other_seed, again, seedless, seedless_copy, not_validated, also_not_validated]
+
+    loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
+    (arm,), notes = group_by_seed(loaded)
+
+    counted = [paths[index] for index in arm["checkpoints"]]
+    assert counted == [other_seed, again, seedless_copy, not_validated, also_not_validated]
+    assert len(notes) == 2
+    for left_out, note in zip([run, seedless], notes, strict=True):
+        assert f"{left_out}/checkpoints/best.ckpt is left out, because a later run has" in note
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_seed_that_is_given_twice_is_averaged_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = shutil.copytree(run, tmp_path / "again")
+
+    record = run_lengths(tmp_path / "out", run, again, "--lengths=16")
+
+    (arm,) = record["arms"]
+    assert arm["checkpoints"] == [1]
+    assert arm["loss"][0]["sd"] is None
+    assert f"note: {arm['label']}: {run}" in capsys.readouterr().out
+    assert "is left out" in (tmp_path / "out" / "lengths.md").read_text()
 
 
 def run_lengths(output: Path, *arguments: object) -> Record:

@@ -258,6 +258,7 @@ def test_the_command_writes_numbers_page_and_figure(
         make_run(tmp_path / "0", data, GPT, 1, context_length=128),
         make_run(tmp_path / "1", data, GPT, 2, context_length=128),
         make_run(tmp_path / "2", data, AnGPT, 1, context_length=128),
+        make_run(tmp_path / "3", data, GPT, 2, context_length=128),
     ]
     options = [f"--output={tmp_path}", "--lengths=128,256", "--depths=3", "--samples=2"]
 
@@ -269,7 +270,7 @@ def test_the_command_writes_numbers_page_and_figure(
     assert record["data"]["content_sha256"] == manifest["content_sha256"]
     pair, single = record["arms"]
     lengths = [result["length"] for result in pair["lengths"]]
-    assert pair["checkpoints"] == [0, 1]
+    assert pair["checkpoints"] == [0, 3]
     assert single["checkpoints"] == [2]
     assert lengths == [128, 256]
     _, at_256 = record["measurements"][0]
@@ -284,4 +285,8 @@ def test_the_command_writes_numbers_page_and_figure(
     assert "| configuration | seeds | 128 (1×) tokens | 256 (2×) tokens |" in page
     assert "0.000 ± 0.000 [0.000, 0.390]" in page
     assert (tmp_path / "needle.png").stat().st_size > 10_000
-    assert "needle.html" in capsys.readouterr().out
+    note = f"{runs[1]}/checkpoints/best.ckpt is left out, because a later run has the same seed."
+    assert note in page
+    printed = capsys.readouterr().out
+    assert f"note: GPT+, scale-invariant: {note}" in printed
+    assert "needle.html" in printed
