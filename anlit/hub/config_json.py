@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from anlit.checkpoints.exported import refuse_own_code
 from anlit.config.objects import shown
 from anlit.errors import UserError
-from anlit.hub.custom_code import MODEL_TYPE_PREFIX
 from anlit.hub.families import (
     FAMILIES,
     KEYS_WITHOUT_EFFECT,
@@ -62,12 +62,7 @@ def _find_family(config: dict[str, Any], folder: Path) -> Family:
     model_type = config.get("model_type") or ""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    if model_type.startswith(MODEL_TYPE_PREFIX):
-        raise UserError(
-            f"{folder} was written by anlit export --format huggingface for anlit's own code "
-            f"(model_type={shown(model_type)}), which anlit import does not read: write a folder "
-            "that anlit loads by anlit export without --format huggingface"
-        )
+    refuse_own_code(model_type, folder)
     names = ", ".join(family.name for family in FAMILIES.values())
     raise UserError(
         f"{folder / CONFIG_JSON} has model_type={shown(config.get('model_type'))}, "

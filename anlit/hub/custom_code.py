@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import anlit
+from anlit.checkpoints.exported import MODEL_TYPE_PREFIX
 from anlit.hub.builtin_models import config_sizes
 from anlit.hub.translated_settings import MECHANISMS
 from anlit.nn.layers.positions import NoPE, Positions
@@ -21,8 +22,6 @@ from anlit.training.load_model import Checkpoint
 MODULE = "modeling_anlit"
 CODE_FILES = [Path(__file__).parent / f"{name}.py" for name in (MODULE, "attention_anlit")]
 """Copied into the folders. Only these files import transformers."""
-MODEL_TYPE_PREFIX = "anlit_"
-"""Start of the `model_type` of every model with custom code."""
 
 
 def export(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch.nn.functional import cross_entropy
 
-from anlit import GPT, Plain, RoPE
+from anlit import GPT, NGPT, AnGPT, Plain, RoPE
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
 from anlit.evaluation.generation import Separator
@@ -21,6 +22,7 @@ from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
 from anlit.hub.config_json import unknown_keys
 from anlit.hub.families import FAMILIES
 from anlit.training.initial_weights import load_initial_weights
+from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.reader import edit
 from tests.evaluation.saved import save, small
@@ -224,18 +226,37 @@ def test_a_model_that_gpt_cannot_represent_is_refused(
     assert complaint in refused(qwen3, refusal)
 
 
-def test_a_folder_with_custom_code_is_refused_with_the_way_to_an_anlit_folder(
-    tmp_path: Path, refusal
+def half_rotated() -> LanguageModel:
+    """A GPT+ that no architecture of transformers is: half of the dimensions rotate."""
+    return small(GPT, attention=Plain(), positions=RoPE(fraction=0.5))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make_model"),
+    [
+        ("anlit_gpt", half_rotated),
+        ("anlit_ngpt", partial(small, NGPT)),
+        ("anlit_angpt", partial(small, AnGPT)),
+    ],
+)
+def test_every_command_refuses_a_folder_with_custom_code_and_names_its_origin(
+    model_type: str, make_model: Callable[[], LanguageModel], tmp_path: Path, refusal
 ) -> None:
-    """No architecture of transformers has a rotation of half the dimensions."""
-    model = small(GPT, attention=Plain(), positions=RoPE(fraction=0.5))
-    file = save(model, tmp_path / "run" / "checkpoints" / "last.ckpt")
+    """No command sends the user to another that refuses the folder too."""
+    file = save(make_model(), tmp_path / "run" / "checkpoints" / "last.ckpt")
     folder = export_to_transformers(file, tmp_path / "hub_folder")
+    output = ("--output", tmp_path / "out")
 
-    sentence = refused(folder, refusal)
+    for command in (
+        ("import", folder, *output),
+        ("export", folder, *output),
+        ("generate", folder, "a"),
+        ("lengths", folder, *output),
+    ):
+        sentence = refusal(*command)
 
-    assert "model_type='anlit_gpt'" in sentence
-    assert "write a folder that anlit loads by anlit export without --format" in sentence
+        assert f"model_type={model_type!r}), and no command of anlit reads it: take the" in sentence
+        assert sentence.endswith("run folder or the checkpoint that it was exported from")
 
 
 def change_weights(folder: Path, **tensors: torch.Tensor) -> None:

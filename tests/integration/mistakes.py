@@ -356,7 +356,7 @@ SLOW = [
     ("prepare FineWebBin --source texts --tokenizer bpe", r"--tokenizer bpe is for text"),
     # after training
     ("generate nowhere hello", r"nowhere does not exist: give a run folder"),
-    ("generate hf hello", r"it is a model for transformers"),
+    ("generate hf hello", r"hf was written for transformers .* take the run folder or the checkp"),
     ("generate run hello --device warp", r"--device warp cannot be used here: choose auto, cpu"),
     (
         "generate run --prompts bad.jsonl",
