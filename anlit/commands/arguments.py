@@ -42,6 +42,7 @@ def expand_arguments(arguments: list[str]) -> list[str]:
             class_options.append(f"--{name}={class_path}")
     files = [configuration_file(name) for name in parsed.config]
     contents = [read_yaml(file, CONFIGURATION_SCHEMA) for file in files]
+    _refuse_studies(parsed.config, contents)
     class_options += data_class_options(parsed.data, contents, further_options)
     if not files:
         return [command, *class_options, *further_options]
@@ -53,6 +54,15 @@ def expand_arguments(arguments: list[str]) -> list[str]:
         *class_options,
         *further_options,
     ]
+
+
+def _refuse_studies(names: list[str], contents: list[dict[str, Any]]) -> None:
+    for name, content in zip(names, contents, strict=True):
+        if "arms" in content:
+            raise UserError(
+                f"--config {name} is the plan of a study, which trains a run for each of its arms: "
+                f"give it to anlit study --config {name}"
+            )
 
 
 def classes_of_later_files(contents: list[dict[str, Any]]) -> Iterator[str]:

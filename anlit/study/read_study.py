@@ -19,6 +19,8 @@ from anlit.study.search import (
     read_search,
 )
 
+RUN_SECTIONS = {"model", "data", "trainer"}
+"""The parts of a run's configuration. A study has none of these keys."""
 PACE_SCHEMA = {"flops_per_second": (int, float), "measured": str}
 ARM_SCHEMA = {
     "title": str,
@@ -61,6 +63,7 @@ def read_study(path: str, budget: str | None) -> Study:
         UserError: A file or the budget does not exist, a key is unknown, or the study is unfair.
     """
     content = read_config(path)
+    _refuse_run(content, path)
     check_schema(path, content, STUDY_SCHEMA)
     content = merge(content, _read_budget(content, path, budget))
     check_schema(path, content, STUDY_SCHEMA)
@@ -90,6 +93,15 @@ def read_study(path: str, budget: str | None) -> Study:
     )
     check_fairness(study)
     return study
+
+
+def _refuse_run(content: Any, path: str) -> None:
+    """Raise UserError for a configuration of `anlit fit`."""
+    if isinstance(content, dict) and not RUN_SECTIONS.isdisjoint(content):
+        raise UserError(
+            f"{path} configures a run and is no plan of a study: give it to anlit fit --config "
+            f"{path}, or name it in the configs of an arm"
+        )
 
 
 def _read_budget(content: dict[str, Any], path: str, budget: str | None) -> dict[str, Any]:

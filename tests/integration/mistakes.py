@@ -89,6 +89,14 @@ FAST = [
         r"sets seed_everything, which its seeds set too: leave it out",
     ),
     ("study --config study.yaml --jobs 0", r"--jobs 0 must be at least 1"),
+    (
+        f"{FIT} --config study.yaml",
+        r"study\.yaml is the plan of a study, .*: give it to anlit study --config study\.yaml$",
+    ),
+    (
+        "study --config tiny.yaml --dry_run",
+        r"tiny\.yaml configures a run and is no plan of a study: give it to anlit fit --config tin",
+    ),
     ("prepare TextFiles", r"TextFiles needs --source: `anlit prepare --help` explains"),
     (
         "prepare PythonSources --tokenizer gpt2",
