@@ -1,6 +1,7 @@
 """Refuses what a configuration may not say, before any object is made."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pydoc import locate
@@ -57,6 +58,8 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
         if setting.key == "trainer.precision":
             check_precision(setting.value)
         check_ranges(setting.key, setting.value)
+        if setting.key == "trainer.devices" and re.fullmatch(r"-?\d+", str(setting.value)):
+            check_ranges(setting.key, int(setting.value))  # the parser makes a text of it
     check_trainer(config.trainer.as_dict())
 
 

@@ -30,7 +30,8 @@ LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_s
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--trainer.devices=0"], "trainer.devices is no number of processes: give"),
+        (["--trainer.devices=0"], "trainer.devices=0 is out of range: give 1 or more, or -1"),
+        (["--trainer.devices=x"], "trainer.devices is no number of processes: give"),
         (["--trainer.accelerator=mps"], "trainer.accelerator=mps is not one of anlit's, which"),
         (["--trainer.accelerator=tpu"], "trainer.accelerator=tpu is not one of anlit's, which"),
         (["--trainer.accelerator=XLAAccelerator"], "trainer.accelerator=XLAAccelerator is not"),
@@ -100,6 +101,7 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
         ({"trainer.callbacks": [{"class_path": NOISE_SCALE}]}, "GradientNoiseScale compares"),
         ({"model.init_args.kernel": "flex"}, "FlexAttention has no backward pass on CPU"),
         ({"max_tokens": 10, "trainer.max_steps": -1}, "10 tokens are less than a step of"),
+        ({"trainer.devices": 0}, "trainer.devices=0 is out of range: give 1 or more, or -1"),
     ],
 )
 def test_an_arm_that_cannot_start_is_refused_before_the_first_run_of_a_study(
