@@ -94,6 +94,7 @@ def claims_tokens(folder: Path) -> None:
 
 
 BAD_MANIFEST = r"manifest\.json is damaged"
+FOREIGN = r"manifest\.json was written by another version of anlit \(its format_version is"
 BAD_INDEX = r"train(/index\.json)? is damaged \("
 APART = r"is damaged \(manifest\.json and the chunks that each index\.json lists do not belong"
 FOLDERS: list[tuple[Change, str]] = [
@@ -102,12 +103,12 @@ FOLDERS: list[tuple[Change, str]] = [
     (writes(MANIFEST, "{}"), BAD_MANIFEST),
     (writes(MANIFEST, "\x00"), BAD_MANIFEST),
     (writes(MANIFEST, "\xff"), BAD_MANIFEST),
-    (
-        in_manifest(format_version=99),
-        r"manifest\.json has format_version 99, and this anlit reads 2: update anlit, or prepare",
-    ),
-    (in_manifest(format_version=1), r"format_version 1, and this anlit reads 2: prepare the data"),
-    (in_manifest(format_version="2"), rf"{BAD_MANIFEST} \(format_version is str in place of int"),
+    (in_manifest(format_version=99), rf"{FOREIGN} 99, and this anlit reads 2\): update"),
+    (in_manifest(format_version=1), rf"{FOREIGN} 1, and this anlit reads 2\): prepare the data in"),
+    (in_manifest(format_version="2.1"), rf"{FOREIGN} '2\.1', and this anlit reads 2\): update"),
+    (in_manifest(format_version=2.5), rf"{FOREIGN} 2\.5, and this anlit reads 2\): update"),
+    (in_manifest(format_version=[3]), rf"{FOREIGN} \[3\], and this anlit reads 2\): update"),
+    (in_manifest(format_version=None), rf"{BAD_MANIFEST} \(format_version is missing\)"),
     (writes(INDEX, "{"), BAD_INDEX),
     (writes(INDEX, "[]"), BAD_INDEX),
     (writes(INDEX, "{}"), BAD_INDEX),

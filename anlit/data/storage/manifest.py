@@ -125,13 +125,14 @@ def read_manifest(path: str) -> dict[str, Any]:
 def _refuse_other_version(manifest: dict[str, Any], path: str) -> None:
     """Raise UserError if another version of anlit wrote the folder in another format."""
     version = manifest.get("format_version")
-    if not isinstance(version, int) or version == FORMAT_VERSION:
+    if version is None or version == FORMAT_VERSION:
         return
     fix = "prepare the data in another folder"
-    if version > FORMAT_VERSION:
+    if not isinstance(version, int) or version > FORMAT_VERSION:
         fix = f"update anlit, or {fix}"
     raise UserError(
-        f"{path} has format_version {version}, and this anlit reads {FORMAT_VERSION}: {fix}"
+        f"{path} was written by another version of anlit (its format_version is {version!r:.40}, "
+        f"and this anlit reads {FORMAT_VERSION}): {fix}"
     )
 
 
