@@ -32,6 +32,8 @@ MOST_VALUES = 1_000_000
 LONG_STRING = 1000
 """Characters that count as a value."""
 MERGE_TAG = "tag:yaml.org,2002:merge"
+STEP = re.compile(r"(-?\d{1,18}(\.\d*)?)?")
+"""The step of a row of metrics.csv. A user's callback may log none, or a step of its own."""
 LEAVE_OUT = "repair the file or leave the run out"
 BOOLEAN_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 """Words that people write for true and false."""
@@ -147,7 +149,7 @@ def _parse_row(header: list[str], cells: list[str], line: int) -> Row:
     if len(cells) != len(header):
         raise ValueError(f"line {line} does not have the {len(header)} cells of the first line")
     row = Row(zip(header, cells, strict=True), line)
-    if row["step"] and not row["step"].isdecimal():
+    if not STEP.fullmatch(row["step"]):
         raise _not_a_number(row, "step")
     return row
 

@@ -284,6 +284,7 @@ LINES_OF_OTHER_TEXT = {
     b"garbage\n": "line 3 does not have the 2 cells of the first line",
     b"\xff\xfe,1\n": "line 3 is not text in UTF-8",
     b"low,1\n": "line 3 has 'low' as step, which is not a number",
+    b"inf,1\n": "line 3 has 'inf' as step, which is not a number",
     b'2,"1\n': "line 3: unexpected end of data",
 }
 
@@ -299,6 +300,13 @@ def test_a_line_that_is_no_row_of_metrics_is_named(
         read_rows(path)
 
     assert f"{path} cannot be read ({reason})" in str(refused.value)
+
+
+@pytest.mark.parametrize("step", ["", "-1", "2.5"])
+def test_a_row_may_have_a_step_of_a_users_callback(step: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"step,own\n{step},2.5\n")
+
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": step, "own": "2.5"}]
 
 
 @pytest.mark.parametrize("torn", [b"3,2.4", b"3", b"3,2.4\r", b"\0\0\xff"])
