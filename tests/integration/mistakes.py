@@ -250,7 +250,7 @@ SLOW = [
     ),
     (
         f"{FIT} --trainer.devices 0",
-        r"trainer\.devices is no number of processes: give --trainer\.devices 1",
+        r"trainer\.devices=0 is out of range: give 1 or more, or -1 for all devices",
     ),
     (
         f"{FIT} --trainer.max_steps 1.5",
