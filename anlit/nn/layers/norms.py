@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
@@ -85,32 +86,22 @@ def nu_linear(d_in: int, d_out: int) -> float:
 
 
 def nu_activation(sigma: float) -> float:
-    """1/√E[SiLU(σx)²], x ~ N(0, 1), by quadrature: 3.72 at σ = 1/2, 1.68 at σ = 1.
+    """1/√E[SiLU(σx)²], x ~ N(0, 1): 3.72 at σ = 1/2, 1.68 at σ = 1.
 
     u is a unit vector in d_ff dimensions. The entries of z have the standard deviation σ. The norm
     of u ∘ SiLU(z) concentrates at √E[SiLU(σx)²]. In [anGPT] z is √d_model times a unit vector in
     d_ff dimensions. So σ = √(d_model/d_ff).
+
+    The trapezoidal rule is exact to the last digits for a smooth function that vanishes at both
+    ends.
     """
-    from scipy import integrate  # it takes half a second, which --help does not wait for
-
-    mean_square, _ = integrate.quad(
-        _silu_square_density,
-        -40.0,
-        40.0,
-        args=(sigma,),
-        points=[0.0],
-        limit=200,
-        epsabs=1e-14,
-        epsrel=1e-12,
-    )
-    return 1 / math.sqrt(mean_square)
-
-
-def _silu_square_density(x: float, sigma: float) -> float:
-    """SiLU(σx)² times the density of N(0, 1) at x."""
+    step = 2.0**-9
+    x = np.arange(-12, 12 + step, step)
     z = sigma * x
-    silu = z / (1 + math.exp(-z)) if z > -700 else 0.0
-    return silu * silu * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    silu = z / (1 + np.exp(-z.clip(min=-700)))  # beyond, exp would overflow
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    mean_square = step * (silu * silu * density).sum()
+    return float(1 / math.sqrt(mean_square))
 
 
 def nu_residual(alpha: Tensor) -> Tensor:

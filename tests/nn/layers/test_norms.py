@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy import integrate
 from torch import Tensor
 
 from anlit.nn.layers import norms
@@ -97,6 +98,17 @@ def test_factor_of_the_activation_is_the_monte_carlo_estimate(ratio, expected) -
     assert standard_error < 0.01 * mean_square
     if expected is not None:
         assert factor == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("std", [0.1, 0.5, 1.0, 4.0])
+def test_factor_of_the_activation_has_all_its_digits(std) -> None:
+    def density(x: float) -> float:
+        return (std * x / (1 + math.exp(-std * x))) ** 2 * math.exp(-x * x / 2)
+
+    integral, _ = integrate.quad(density, -40, 40, points=[0.0], limit=200, epsabs=0, epsrel=1e-12)
+
+    mean_square = integral / math.sqrt(2 * math.pi)
+    assert norms.nu_activation(std) == pytest.approx(1 / math.sqrt(mean_square), rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
