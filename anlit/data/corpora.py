@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.data.module import TokenShards
-from anlit.data.preparation.prepare import prepare
-from anlit.data.preparation.recipes import RECIPES, recipe_of
+from anlit.data.preparation.recipes import RECIPES, Recipe, recipe_of
 from anlit.errors import UserError
 
 COMMAND = "anlit fit with the same --data"
@@ -99,7 +98,7 @@ class PythonSources(TokenShards):
 
     def prepare_data(self) -> None:
         """Make the shards, once per node."""
-        prepare(self.path, recipe_of("PythonSources", **self.recipe_options), COMMAND)
+        _prepare(self.path, recipe_of("PythonSources", **self.recipe_options))
 
 
 class TextFiles(TokenShards):
@@ -143,4 +142,10 @@ class TextFiles(TokenShards):
 
     def prepare_data(self) -> None:
         """Make the shards, once per node. Raise UserError if there are no files."""
-        prepare(self.path, recipe_of("TextFiles", **self.recipe_options), COMMAND)
+        _prepare(self.path, recipe_of("TextFiles", **self.recipe_options))
+
+
+def _prepare(path: str, recipe: Recipe) -> None:
+    from anlit.data.preparation.prepare import prepare  # its libraries: hub, parquet (0.2 s)
+
+    prepare(path, recipe, COMMAND)

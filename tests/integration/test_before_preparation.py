@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from anlit.data import corpora
+from anlit.data.preparation import prepare as preparation
 
 TINY = [
     "fit", "--model=GPT", "--model.context_length=16", "--model.n_layers=1", "--model.n_heads=2",
@@ -86,7 +86,7 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
     def prepare(*arguments: object) -> NoReturn:
         raise AssertionError("data are prepared")
 
-    monkeypatch.setattr(corpora, "prepare", prepare)
+    monkeypatch.setattr(preparation, "prepare", prepare)
     monkeypatch.chdir(tmp_path)
 
     assert words in refusal(*TINY, *vocabulary, *options)
