@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pydoc import locate
 from typing import Any, NamedTuple
@@ -108,13 +108,15 @@ def walk_settings(
             yield from walk_settings(item, f"{key}.{number}", owner)
     elif isinstance(node, dict):
         class_path = node.get("class_path")
+        # Once for all names, because it reads the class's source.
+        parameters = parameters_of(owner) if inspect.isclass(owner) else []
         for name, value in node.items():
             if name in ("class_path", "init_args") and isinstance(class_path, str):
                 yield Setting(key, name, value, owner, Any, None)
                 yield from walk_settings(value, key, locate(class_path))
                 continue
             path = f"{key}.{name}".lstrip(".")
-            annotation, default = _type_and_default(owner, name, defaults)
+            annotation, default = _type_and_default(owner, name, parameters, defaults)
             yield Setting(path, str(name), value, owner, annotation, default)
             if path == "trainer":
                 yield from walk_settings(value, path, L.Trainer)
@@ -124,14 +126,14 @@ def walk_settings(
                 yield from walk_settings(value, path)
 
 
-def _type_and_default(owner: Any, name: str, defaults: Any) -> tuple[Any, Any]:
+def _type_and_default(
+    owner: Any, name: str, parameters: Sequence[Any], defaults: Any
+) -> tuple[Any, Any]:
     """Return an argument's type and default, (Any, None) if they are unknown."""
-    if not inspect.isclass(owner):
-        return Any, None
     if owner is L.Trainer and name in TRAINER_DEFAULTS and name != "gradient_clip_val":
         default = TRAINER_DEFAULTS[name]
         return type(default), default  # null would bring back Lightning's default
-    for parameter in parameters_of(owner):
+    for parameter in parameters:
         if parameter.name == name:
             return parameter.annotation, getattr(defaults, name, parameter.default)
     return Any, None

@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse._parameter_resolvers import get_signature_parameters
+from jsonargparse.typing import _LazyInitBaseClass
 from torch import nn
 
 from anlit.errors import UserError
@@ -36,14 +37,21 @@ DESCRIBED = (nn.Module, Configured)
 """Classes of objects that plain values describe."""
 
 
-def made_real(value: Any) -> Any:
-    """Return the object that a lazy default of the parser stands for; any other value unchanged.
+def lazy_default(kind: type[T], **arguments: Any) -> T:
+    """Make a default object of a setting, in the one form that the parser writes to config.yaml.
 
-    The parser can write default objects into a config.yaml only as lazy instances.
+    `jsonargparse.lazy_instance` does this too. But it reads the source of each function that waits
+    for an import, which takes 0.1 s for every default.
     """
+    lazy_kind = type(f"LazyInstance_{kind.__name__}", (_LazyInitBaseClass, kind), {})
+    return lazy_kind(kind, arguments)
+
+
+def made_real(value: Any) -> Any:
+    """Return the object that a `lazy_default` stands for; any other value unchanged."""
     if not hasattr(type(value), "lazy_get_init_args"):
         return value
-    _, _, kind, *_ = type(value).__mro__  # after jsonargparse's lazy class and mixin
+    _, _, kind, *_ = type(value).__mro__  # after the lazy class and jsonargparse's mixin
     return kind(**value.lazy_get_init_args().as_dict())
 
 

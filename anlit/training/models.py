@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jsonargparse import lazy_instance
-
+from anlit.config.objects import lazy_default
 from anlit.nn.models.angpt import AnGPTConfig, AnGPTDecoder
 from anlit.nn.models.gpt import GPTConfig, GPTDecoder
 from anlit.nn.models.ngpt import NGPTConfig, NGPTDecoder
@@ -28,7 +27,7 @@ class GPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.1),
-        schedule: Schedule = lazy_instance(Cosine, warmup=0.2),
+        schedule: Schedule = lazy_default(Cosine, warmup=0.2),
         lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
@@ -50,7 +49,7 @@ class NGPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
-        schedule: Schedule = lazy_instance(Cosine),
+        schedule: Schedule = lazy_default(Cosine),
         lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:
@@ -72,7 +71,7 @@ class AnGPT(LanguageModel):
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
-        schedule: Schedule = lazy_instance(Cosine),
+        schedule: Schedule = lazy_default(Cosine),
         lr_factors: dict[str, float] | None = None,
         **settings: Any,
     ) -> None:

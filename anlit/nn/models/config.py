@@ -7,10 +7,9 @@ Each architecture adds its settings in its file.
 import math
 from dataclasses import dataclass
 
-from jsonargparse import lazy_instance
 from torch import nn
 
-from anlit.config.objects import made_real
+from anlit.config.objects import lazy_default, made_real
 from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
 from anlit.nn.attention.attention import Attention, KernelChoice
@@ -79,9 +78,8 @@ class DecoderConfig:
     d_head: int | None = None
     d_model: int = 768
     d_ff: int | None = None
-    # The parser can write these defaults into a config.yaml only as lazy instances.
-    attention: Mechanism = lazy_instance(Plain)
-    positions: Positions = lazy_instance(RoPE, fraction=0.5)
+    attention: Mechanism = lazy_default(Plain)
+    positions: Positions = lazy_default(RoPE, fraction=0.5)
     document_masking: bool = True
     kernel: KernelChoice = "auto"
     tie_embeddings: bool = False
