@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser
 from anlit.errors import (
     INTERRUPTED,
@@ -101,11 +102,12 @@ def _run_command(command: str, arguments: list[str]) -> int:
     with preempted_by_signals() if is_restartable else nullcontext():
         if command in NAMING_CLASSES or any(text.startswith("--import") for text in arguments):
             sys.path.append(os.getcwd())  # last, so installed packages have precedence
-        arguments = _import_modules(arguments)
         make_torchmetrics_lazy()
+        with collector_paused():
+            arguments = _import_modules(arguments)
+            module: Any = importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
         if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
             arguments = [command, *arguments]
-        module: Any = importlib.import_module(f"anlit.commands.{FILES.get(command, command)}")
         return module.main(arguments) or 0
 
 

@@ -1,23 +1,29 @@
 """The names of `import anlit`, the spelling of options, the modules that a command imports."""
 
+import gc
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import anlit
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands.benchmark import BENCHMARKS
+from anlit.commands.garbage_collection import collector_paused
+from tests.data.prepared import VOCABULARY
+from tests.evaluation.saved import make_run_with_text
 
 TOOLS = [name for name in COMMANDS if name not in LIGHTNING]
 HEAVY = (
-    "scipy.signal",
-    "scipy.integrate",
+    "scipy",
     "transformers",
     "torchvision",
-    "tensorboard.summary",
+    "tensorboard",
     "torchao",
+    "huggingface_hub",
+    "pyarrow",
 )
 PROGRAM = """
 import contextlib, io, sys
@@ -27,6 +33,21 @@ for command in sys.argv[1:]:
         with contextlib.suppress(SystemExit):
             main(command.split())
     print(command, ":", *sys.modules)
+"""
+
+PAUSED_COLLECTOR = """
+import contextlib, gc
+from anlit.commands.garbage_collection import collector_paused
+with contextlib.suppress(ImportError), collector_paused():
+    assert not gc.isenabled()
+    import nonesuch
+assert gc.isenabled()
+"""
+
+UNREADABLE_STACK = """
+import inspect
+inspect.stack = None
+import anlit.training.models
 """
 
 INTERRUPTED_IMPORT = """
@@ -72,6 +93,48 @@ def test_the_parser_imports_no_unused_library() -> None:
     (modules,) = imported("fit --model AnGPT --data PythonSources --print_config").values()
     assert "lightning" in modules
     assert modules.isdisjoint(HEAVY)
+
+
+def test_a_users_module_brings_no_unused_library(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "users_callback.py").write_text("import lightning")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    (modules,) = imported("generate --import users_callback --help").values()
+
+    assert "lightning" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("command", ["generate RUN cat --max_tokens 1", "validate RUN"])
+def test_an_answer_needs_no_unused_library(command: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCABULARY, "n_layers": 1, "n_heads": 2, "d_model": 32}
+    run = make_run_with_text(tmp_path, anlit.AnGPT, **sizes)
+    arguments = command.replace("RUN", str(run)).split()
+    program = [sys.executable, "-X", "importtime", "-m", "anlit", *arguments]
+
+    process = subprocess.run(program, capture_output=True, text=True, check=True)
+
+    modules = set()
+    messages = []
+    for line in process.stderr.splitlines():
+        if line.startswith("import time:"):
+            modules.add(line.rpartition("|")[2].strip())
+        else:
+            messages.append(line)
+    assert "torch" in modules
+    assert modules.isdisjoint(HEAVY)
+    assert messages == []  # such as Triton's list of objects that the end has not freed
+
+
+def test_models_are_imported_without_reading_the_source_of_the_stack() -> None:
+    subprocess.run([sys.executable, "-c", UNREADABLE_STACK], check=True)
+
+
+def test_the_garbage_collector_rests_only_during_imports() -> None:
+    subprocess.run([sys.executable, "-c", PAUSED_COLLECTOR], check=True)
+
+    with collector_paused():  # torch is imported here already
+        assert gc.isenabled()
 
 
 def test_help_and_wrong_options_of_a_tool_need_no_torch() -> None:

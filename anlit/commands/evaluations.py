@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser, at_least, numbers
 from anlit.errors import UserError
 from anlit.evaluation.settings import (
@@ -175,9 +176,10 @@ def main(argv: list[str]) -> None:
     for checkpoint in options.checkpoints:
         find_checkpoint(checkpoint)
 
-    from anlit.evaluation.runner import evaluate  # torch and matplotlib take seconds
+    with collector_paused():  # torch and matplotlib take seconds
+        from anlit.evaluation.runner import evaluate
 
-    evaluation = _evaluation(command, options)
+        evaluation = _evaluation(command, options)
     with folder_to_fill(options.output) as folder:
         evaluate(evaluation, options.checkpoints, folder, shlex.join(["anlit", *argv]))
 

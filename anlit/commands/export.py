@@ -1,6 +1,7 @@
 """`anlit export`: a checkpoint's model in its own folder, for anlit or for transformers."""
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser
 from anlit.reporting.text import echo
 
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> None:
     options = parser().parse_args(argv)
     find_checkpoint(options.checkpoint)
 
-    from anlit.hub.export import export_model  # after the check: torch takes seconds
+    with collector_paused():  # after the check: torch takes seconds
+        from anlit.hub.export import export_model
 
     folder = export_model(
         options.checkpoint,

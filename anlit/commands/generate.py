@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.commands.garbage_collection import collector_paused
 from anlit.commands.score import add_model_options
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
@@ -94,12 +95,10 @@ def main(argv: list[str]) -> None:
     else:
         prompts = read_prompts(options.prompt, options.prompts, options.chat)
 
-    from anlit.commands.interactive import (
-        Dialogue,
-        converse,
-    )  # after the checks: torch takes seconds
-    from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
-    from anlit.training.load_model import load_checkpoint
+    with collector_paused():  # after the checks: torch takes seconds
+        from anlit.commands.interactive import Dialogue, converse
+        from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
+        from anlit.training.load_model import load_checkpoint
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
     tokenizer = load_checkpoint_tokenizer(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser, at_least
 from anlit.hub.families import FAMILIES
 from anlit.reporting.text import echo
@@ -34,8 +35,8 @@ def main(argv: list[str]) -> None:
     """Import the model, and print the notes and the names of the files."""
     options = parser().parse_args(argv)
 
-    # Here, because it imports torch, which takes seconds: --help does not wait for it.
-    from anlit.hub.import_model import import_model
+    with collector_paused():  # torch takes seconds, for which --help does not wait
+        from anlit.hub.import_model import import_model
 
     for note in import_model(options.source, options.output, options.context_length):
         echo(note)

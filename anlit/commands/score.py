@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anlit.checkpoints.location import find_checkpoint
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser, at_least, whole_number
 from anlit.errors import UserError
 from anlit.evaluation.documents import read_documents
@@ -144,11 +145,12 @@ def main(argv: list[str]) -> None:
     options = parser().parse_args(argv)
     find_checkpoint(options.checkpoint)
 
-    from anlit.evaluation.scores_table import ScoredText, write_table  # torch takes seconds
-    from anlit.evaluation.scoring import score_documents
-    from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
-    from anlit.nn.models.runtime import allow_compiled_kernels
-    from anlit.training.load_model import describe, load_checkpoint
+    with collector_paused():  # torch takes seconds
+        from anlit.evaluation.scores_table import ScoredText, write_table
+        from anlit.evaluation.scoring import score_documents
+        from anlit.evaluation.tokenizer import load_checkpoint_tokenizer
+        from anlit.nn.models.runtime import allow_compiled_kernels
+        from anlit.training.load_model import describe, load_checkpoint
 
     checkpoint = load_checkpoint(options.checkpoint, options.device)
     decoder = checkpoint.model.model

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from anlit.commands.garbage_collection import collector_paused
 from anlit.config.labels import CONFIG, n_devices
 from anlit.config.options import ToolParser, at_least
 from anlit.config.run_tokens import DEFAULT_BATCH_SIZE, planned_tokens, tokens_per_micro_batch
@@ -26,9 +27,10 @@ def main(argv: list[str]) -> int:
     if not 0 < options.mfu <= 1:
         raise UserError(f"--mfu {options.mfu:g} must be a share of the peak in (0, 1]")
 
-    from anlit.commands.parser import ConfigurationParser, read_command  # torch
-    from anlit.sizing.estimate import estimate, show
-    from anlit.training.support import averages_on_device
+    with collector_paused():  # torch takes seconds
+        from anlit.commands.parser import ConfigurationParser, read_command
+        from anlit.sizing.estimate import estimate, show
+        from anlit.training.support import averages_on_device
 
     command = read_command(ConfigurationParser, ["fit", *fit_arguments])
     configuration = command.config["fit"]
