@@ -61,7 +61,8 @@ def default_rate(d_model: int, n_layers: int, layers_at_full_rate: float) -> flo
 
     It falls as 1/n_layers above `layers_at_full_rate`.
     """
-    return min(1 / d_model, 0.016) * min(1.0, layers_at_full_rate / n_layers)
+    rate = min(1 / d_model, 0.016)
+    return rate if n_layers <= layers_at_full_rate else rate * layers_at_full_rate / n_layers
 
 
 class AdamW(torch.optim.AdamW):
