@@ -22,8 +22,11 @@ TAKE_NULL = {
     "trainer.gradient_clip_val",
     "model.init_args.vocab_size",
     "model.init_args.optimizer.init_args.lr",
+    "model.init_args.alpha_init",
+    "model.init_args.s_z_init",
+    "model.init_args.runtime.float8",
 }
-"""Settings whose null means something: no clipping, a rate by width."""
+"""Settings whose null means something: no clipping, a rate by size, no float8."""
 
 
 def leaves(section: dict[str, Any], key: str = "") -> Iterator[str]:
