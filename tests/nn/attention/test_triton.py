@@ -13,6 +13,7 @@ from anlit.nn.kernels.triton import tables
 from anlit.nn.kernels.triton.blocks import PADDING
 from anlit.nn.kernels.triton.operator import triton_attention
 from tests.nn.attention import kernels
+from tests.nn.attention.interpreter import use_interpreter
 from tests.nn.attention.kernels import (
     ONE_COEFFICIENT,
     WIDTHS,
@@ -34,7 +35,7 @@ def interpreter(monkeypatch) -> None:
     """Triton decides at the import of a kernel who runs it."""
     if torch.cuda.is_available():
         pytest.skip("test_gpu.py does this on the GPU")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    use_interpreter(monkeypatch)
 
 
 @kernels.kinds

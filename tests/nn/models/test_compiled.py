@@ -30,6 +30,7 @@ from anlit.data.batch import batch_from_blocks
 from anlit.nn.kernels import flash, flex
 from anlit.training.language_model import LanguageModel
 from tests.nn.attention import test_flash
+from tests.nn.attention.interpreter import use_interpreter
 from tests.nn.models.tiny import SIZE, prepare_to_train, random_tokens, tiny
 
 
@@ -103,8 +104,7 @@ def test_one_graph_serves_all_layers_and_all_batches(settings, graphs) -> None:
 
 
 def test_one_graph_of_our_own_kernels_serves_all_batches(graphs, monkeypatch) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    use_interpreter(monkeypatch)
     model = compiled(AnGPT, 1, attention=C_PER_LAYER, kernel="triton")
 
     train(model, 2)
