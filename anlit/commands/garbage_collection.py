@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Import libraries without a search for garbage, a seventh of the start of `anlit generate`.
+    """Import libraries without a search for garbage.
 
-    Torch and Lightning make 700,000 objects that stay, and the collector visits them again and
-    again. Searches after the import leave them out.
+    The objects of Torch and Lightning stay, and the collector visits them again and again. Searches
+    after the import leave them out (docs/reference/startup.md).
     """
     if "torch" in sys.modules:  # in a notebook or a test there is more than imported modules
         yield

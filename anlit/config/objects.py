@@ -40,8 +40,8 @@ DESCRIBED = (nn.Module, Configured)
 def lazy_default(kind: type[T], **arguments: Any) -> T:
     """Make a default object of a setting, in the one form that the parser writes to config.yaml.
 
-    `jsonargparse.lazy_instance` does this too. But it reads the source of each function that waits
-    for an import, which takes 0.1 s for every default.
+    `jsonargparse.lazy_instance` does this too. But for every default it reads the source of each
+    function that waits for an import.
     """
     lazy_kind = type(f"LazyInstance_{kind.__name__}", (_LazyInitBaseClass, kind), {})
     return lazy_kind(kind, arguments)

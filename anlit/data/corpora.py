@@ -146,6 +146,6 @@ class TextFiles(TokenShards):
 
 
 def _prepare(path: str, recipe: Recipe) -> None:
-    from anlit.data.preparation.prepare import prepare  # its libraries: hub, parquet (0.2 s)
+    from anlit.data.preparation.prepare import prepare  # it imports hub and parquet
 
     prepare(path, recipe, COMMAND)

@@ -18,7 +18,7 @@ from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as lengths_module
 from anlit.evaluation.data import load_validation_data
-from anlit.evaluation.lengths import Lengths, estimate_loss, token_losses
+from anlit.evaluation.lengths import Lengths, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
 from anlit.evaluation.settings import LengthsSettings
 from anlit.nn.kernels.documents import Documents
@@ -168,54 +168,6 @@ def test_the_change_is_the_loss_minus_the_loss_at_the_training_length(
     # Each piece changes by the same.
     assert change["standard_error"] == pytest.approx(0.0, abs=1e-9)
     assert at_training_length["change"] is None
-
-
-def test_the_standard_error_is_over_sequences() -> None:
-    losses = np.random.default_rng(0).normal(size=50)
-    tokens = np.full(50, 10.0)
-
-    estimate = estimate_loss(tokens * losses, tokens)
-
-    standard_error = losses.std(ddof=1) / math.sqrt(50)
-    assert estimate["loss"] == pytest.approx(losses.mean())
-    assert estimate["standard_error"] == pytest.approx(standard_error)
-
-
-def test_a_sequence_without_targets_does_not_count() -> None:
-    sums = np.array([30.0, 20.0])
-    tokens = np.array([10.0, 10.0])
-
-    estimate = estimate_loss(sums, tokens)
-    with_an_empty_sequence = estimate_loss(np.append(sums, 0.0), np.append(tokens, 0.0))
-
-    assert with_an_empty_sequence == estimate
-
-
-def test_no_target_has_no_loss_and_a_single_sequence_no_error() -> None:
-    no_targets = estimate_loss(np.zeros(3), np.zeros(3))
-    single_sequence = estimate_loss(np.ones(1), np.ones(1))
-
-    assert no_targets["loss"] is None
-    assert single_sequence["standard_error"] is None
-
-
-def test_the_standard_error_of_a_ratio_is_its_spread_over_many_draws() -> None:
-    """Sequences have different numbers of targets."""
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(1, 9, (4000, 60)).astype(float)
-    sequence_losses = rng.normal(3, 0.5, tokens.shape)
-    noise = rng.normal(0, 2, tokens.shape)
-    sums = tokens * sequence_losses + noise
-
-    losses = []
-    errors = []
-    for sums_of_draw, tokens_of_draw in zip(sums, tokens, strict=True):
-        estimate = estimate_loss(sums_of_draw, tokens_of_draw)
-        losses.append(estimate["loss"])
-        errors.append(estimate["standard_error"])
-
-    spread = np.std(losses)
-    assert np.mean(errors) == pytest.approx(spread, rel=0.05)
 
 
 def test_the_default_lengths_are_multiples_of_the_training_length(run: Path) -> None:
