@@ -111,6 +111,10 @@ class FullySharded(ModelParallelStrategy):
                 fully_shard(block, **settings, reshard_after_forward=self.reshard_after_forward)
             fully_shard(decoder, **settings)
             decoder.draw_missing(self.root_device)
+        # FSDP2 keeps the tensors of the first forward pass. After an evaluation in inference mode
+        # training could not write into them. With gloo Lightning does not use this mode.
+        for loop in (trainer.validate_loop, trainer.test_loop):
+            loop.inference_mode = False
         super().setup(trainer)
 
     def save_checkpoint(
