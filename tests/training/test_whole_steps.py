@@ -2,16 +2,18 @@
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from anlit import GPT
 from anlit.errors import UserError
 from anlit.signals import ENDING_SIGNALS
-from anlit.training.callbacks import WholeSteps
+from anlit.training.callbacks import WholeSteps, progress
 from anlit.training.callbacks.checkpoints import LastCheckpoint
 from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import batches, tiny
@@ -76,6 +78,33 @@ def test_the_interval_counts_optimizer_steps(
     settings: dict[str, Any], validated: list[int]
 ) -> None:
     assert run(**settings).validated == validated
+
+
+def test_a_rank_asks_others_as_often_whether_or_not_its_line_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks whose clocks differ would wait for each other for ever."""
+    answers_by_seconds = {}
+    for seconds_between_lines in (-1.0, float("inf")):
+        monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", seconds_between_lines)
+        answers: list[bool] = []
+        monkeypatch.setattr(SingleDeviceStrategy, "broadcast", partial(answer, answers))
+        settings = {**TIME, "val_check_interval": "01:00:00:00", "log_every_n_steps": 1}
+
+        run(callbacks=[progress.RunProgress()], enable_progress_bar=True, **settings)
+
+        answers_by_seconds[seconds_between_lines] = answers
+
+    of_rank_whose_line_is_due, of_other_rank = answers_by_seconds.values()
+    assert len(of_other_rank) > 3
+    assert of_rank_whose_line_is_due == of_other_rank
+
+
+def answer(answers: list[bool], obj: Any, src: int = 0) -> Any:
+    """Stand in for `Strategy.broadcast`, and note the truth values."""
+    if isinstance(obj, bool):
+        answers.append(obj)
+    return obj
 
 
 def test_a_stop_within_a_step_comes_after_it() -> None:

@@ -96,8 +96,9 @@ class RunProgress(ProgressBar):
             return
         self._step = trainer.global_step
         self._is_logged = is_logged(trainer, self._step)
-        # If validation follows, the line comes after it.
-        if self._is_logged and self._is_due() and not validation_follows(trainer):
+        # If validation follows, the line comes after it. If validations come by the clock, ranks
+        # agree whether one follows. So all of them ask, whether or not their line is due.
+        if self._is_logged and not validation_follows(trainer) and self._is_due():
             self._print_step(dict(trainer.progress_bar_metrics))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
