@@ -40,7 +40,7 @@ def losses_of_rank(validates_first: bool) -> list[float] | str:
         callbacks=[record],
     )
     # With gloo Lightning avoids the inference mode, which it takes with NCCL.
-    with mock.patch.object(utilities, "_distributed_is_initialized", lambda: False):
+    with mock.patch.object(utilities, "_distributed_is_initialized", return_value=False):
         try:
             if validates_first:
                 trainer.validate(model, batches(8, 16), verbose=False)

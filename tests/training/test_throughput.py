@@ -170,6 +170,10 @@ def test_step_times_are_by_the_clock_of_the_device() -> None:
         ("NVIDIA A100-SXM4-80GB", "bf16-true", 312),
         ("NVIDIA A100-SXM4-80GB", "64-true", 19.5),
         ("NVIDIA H100 PCIe", "bf16-mixed", 756),
+        ("NVIDIA H100 NVL", "bf16-mixed", 835),
+        ("NVIDIA H200 NVL", "bf16-mixed", 835),
+        ("NVIDIA GH200 480GB", "bf16-mixed", 989),
+        ("NVIDIA L40S", "bf16-mixed", 362),
     ],
 )
 def test_peaks_are_dense_and_depend_on_the_precision(
@@ -185,6 +189,24 @@ def test_tensor_cores_have_another_peak_in_float32(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
 
     assert peak_flops(torch.device("cuda", 0), "32-true") == 494.5e12
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "bf16-mixed"),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed"),
+        ("NVIDIA RTX A4000", "bf16-mixed"),
+        ("NVIDIA L40S", "64-true"),
+    ],
+)
+def test_a_peak_that_is_not_known_is_not_guessed(
+    monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    """A peak that is too low would flatter the run."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+
+    assert peak_flops(torch.device("cuda", 0), precision) is None
 
 
 def test_a_cpu_has_no_peak() -> None:

@@ -12,21 +12,38 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 
 from anlit.nn.models.flops import flops_per_token
 from anlit.nn.models.runtime import uncompiled
 from anlit.training.lightning_internals import FetchTimer, completes_step, is_logged
 
-AMPERE_PEAKS = {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12}
+A100_PEAKS = {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12}
 HOPPER_PEAKS = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "float64": 67e12}
-PEAKS = {"A100": AMPERE_PEAKS, "H100": HOPPER_PEAKS, "H200": HOPPER_PEAKS}
-"""FLOP/s without sparsity, from NVIDIA's data sheets (SXM); Lightning doubles the H200's."""
-GPU_MARKS = {"a100": "A100", "hbm3": "H100", "h200": "H200"}
-"""A mark in torch's name of a device → its row in `PEAKS`.
+PEAKS = {
+    "A100": A100_PEAKS,
+    "H100": HOPPER_PEAKS,
+    "H200": HOPPER_PEAKS,
+    "H100 PCIe": {"bfloat16": 756e12, "tfloat32": 378e12, "float32": 51e12, "float64": 51e12},
+    "H100 NVL": {"bfloat16": 835e12, "tfloat32": 417.5e12, "float32": 60e12, "float64": 60e12},
+    "L40S": {"bfloat16": 362e12, "tfloat32": 183e12, "float32": 91.6e12},
+}
+"""FLOP/s without sparsity, from NVIDIA's data sheets. H100 and H200 are of the SXM form.
 
-hbm3 marks the SXM form of the H100.
+Lightning's table is not used. It has an L4's peak for an L40S, and half of an RTX 4090's."""
+GPU_MARKS = {
+    "nvl": "H100 NVL",
+    "h100 pcie": "H100 PCIe",
+    "hbm3": "H100",
+    "h200": "H200",
+    "a100": "A100",
+    "l40s": "L40S",
+}
+"""A mark in torch's name of a device → its row in `PEAKS`. The first mark that fits decides.
+
+hbm3 marks the SXM form of the H100. The NVL forms of H100 and H200 have the same peaks.
 """
+SLICE_MARK = " mig "
+"""In the name of a slice of a GPU. Its share of the peak is not known."""
 
 
 class StepTimes:
@@ -223,10 +240,10 @@ def peak_flops(device: torch.device, precision: str | int | None) -> float | Non
     """Dense peak in FLOP/s of `device` at a precision such as `bf16-mixed`; None if unknown."""
     if device.type != "cuda":
         return None
-    dtype = product_type(precision)
     name = torch.cuda.get_device_name(device).lower()
+    if SLICE_MARK in name:
+        return None
     for mark, gpu in GPU_MARKS.items():
         if mark in name:
-            return PEAKS[gpu][dtype]
-    # Lightning asks torch itself whether float32 means TF32.
-    return get_available_flops(device, getattr(torch, dtype.removeprefix("t")))
+            return PEAKS[gpu].get(product_type(precision))
+    return None
