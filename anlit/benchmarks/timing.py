@@ -38,11 +38,15 @@ STEADY = 0.05
 def clocks(device: torch.device) -> dict[str, float]:
     """Return a GPU's present clock in MHz and power in W.
 
-    The result is empty on other devices and without the package nvidia-ml-py.
+    The result is empty on other devices, without the package nvidia-ml-py, and where NVIDIA's
+    driver does not tell them, as for a slice of a GPU (MIG).
     """
     if device.type != "cuda" or find_spec("pynvml") is None:
         return {}
-    return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
+    try:
+        return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}
+    except Exception:  # torch's errors, and those of a package that may be missing
+        return {}
 
 
 def wait_for(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from anlit.benchmarks import harness
+from anlit.benchmarks import harness, timing
 from anlit.benchmarks.harness import Benchmark, CaseGroup, Ready
 from anlit.benchmarks.timing import alternate, paired_ratio, peak_bytes, summarize_times
 from anlit.compare.statistics import Interval, median_with_interval, product
@@ -48,6 +48,15 @@ def test_no_call_always_follows_the_same_one() -> None:
     assert {"".join(sorted(letters)) for letters in rounds} == {"abc"}
     assert len(set(rounds)) == 6
     assert results["a"] == [number + 1 for number, name in enumerate(order) if name == "a"]
+
+
+def test_times_count_where_the_driver_does_not_tell_the_power(monkeypatch) -> None:
+    """As for a slice of a GPU."""
+    monkeypatch.setattr(timing, "find_spec", lambda name: "found")
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1980)
+    monkeypatch.setattr(torch.cuda, "power_draw", mock.Mock(side_effect=RuntimeError))
+
+    assert timing.clocks(torch.device("cuda", 0)) == {}
 
 
 def test_after_the_deadline_there_is_one_round() -> None:

@@ -35,6 +35,9 @@ NEAR_LOOPS = {
 STACKS = {80: (0, 8, 0, 32, 32, 96), 90: (0, 168, 96, 96, 96, 536)}
 """Spilled bytes of a thread of any kernel, for heads of each of `WIDTHS`."""
 
+SHARED_OF_WORKSTATIONS = 101_376
+"""Bytes of shared memory that a program can have on compute capability 8.6, 8.9 and 12.0."""
+
 capabilities = pytest.mark.parametrize("capability", SHARED)
 
 
@@ -67,6 +70,14 @@ def test_float32_fits_without_matrix_units(capability) -> None:
     for kernel, numbers in compiled(capability, 64, "packed", "float32").items():
         assert_fits(numbers, capability, has_units=False)
         assert numbers["stack"] <= 368, kernel
+
+
+@pytest.mark.parametrize("capability", [89, 120])
+@pytest.mark.parametrize("width", [128, 256])
+def test_kernels_fit_workstations(width, capability) -> None:
+    """RTX 4090 and L40S, RTX 5090: the blocks of an H100 are too large for them at D 256."""
+    for kernel, numbers in compiled(capability, width, "learned", "bfloat16").items():
+        assert 0 < numbers["shared"] <= SHARED_OF_WORKSTATIONS, kernel
 
 
 @capabilities
