@@ -22,6 +22,8 @@ PANIC = "PanicException"
 It is not an `Exception`, and no module exports it.
 """
 
+OUT_OF_MEMORY_MARKS = ("out of memory", "can't allocate memory", "_status_alloc_failed")
+"""In small letters, what the messages of RuntimeErrors have where memory does not suffice."""
 PREEMPTED = 75
 """Exit code of a run that has to be started again, EX_TEMPFAIL of sysexits.h."""
 INTERRUPTED = 130
@@ -87,6 +89,17 @@ def error_chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None:
         yield link
         link = link.__cause__ or link.__context__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the host or of a GPU does not suffice.
+
+    torch has a class for its own allocations alone. For those of the driver, NCCL and cuBLAS it
+    raises a RuntimeError.
+    """
+    text = str(error).lower()
+    has_mark = any(mark in text for mark in OUT_OF_MEMORY_MARKS)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_mark)
 
 
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from anlit.checkpoints.writing import first_cause
-from anlit.errors import RUN_FOLDER, RunError, UserError, error_chain
+from anlit.errors import RUN_FOLDER, RunError, UserError, error_chain, is_out_of_memory
 
 FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of the operating system for a full disk, a full quota and a file at its size limit."""
@@ -37,7 +35,7 @@ def _machine_error(error: BaseException) -> RunError | None:
     text = str(error)
     if isinstance(error, OSError):
         return _file_error(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if is_out_of_memory(error):
         fix = "lower data.batch_size and raise trainer.accumulate_grad_batches"
         return RunError(f"memory is exhausted ({first_cause(error)}): {fix}, {CONTINUE}")
     if not isinstance(error, RuntimeError):

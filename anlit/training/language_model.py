@@ -26,7 +26,7 @@ from anlit.data.attributes import bytes_per_token_of, check_fits_model, name_of
 from anlit.data.batch import Batch
 from anlit.data.batch_forms import as_batch
 from anlit.data.module import TokenShards
-from anlit.errors import UserError
+from anlit.errors import UserError, is_out_of_memory
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.layers.positions import NoPE
@@ -431,7 +431,7 @@ def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:
     A mistake in that code, such as a KeyError, keeps its traceback.
     """
     is_statement = isinstance(error, RuntimeError | ValueError) or type(error) is Exception
-    if not is_statement or isinstance(error, torch.OutOfMemoryError):
+    if not is_statement or is_out_of_memory(error):
         return
     optimizer_class = type(optimizer)
     source_file = traceback.extract_tb(error.__traceback__)[-1].filename

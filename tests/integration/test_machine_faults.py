@@ -157,6 +157,22 @@ def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "NCCL error in: NCCLUtils.cpp:1\nLast error:\nCuda failure 2 'out of memory'",
+    ],
+    ids=["torch", "the driver", "cuBLAS", "NCCL"],
+)
+def test_every_library_that_finds_no_memory_on_a_gpu_is_explained(message: str) -> None:
+    sentence = str(run_error(RuntimeError(message)))
+
+    assert f"memory is exhausted ({message.splitlines()[0]}): lower data.batch_size" in sentence
+
+
+@pytest.mark.parametrize(
     ("fault", "sentence"),
     [
         (

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from anlit.errors import UserError
+from anlit.errors import UserError, is_out_of_memory
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.kernels import triton
 from anlit.nn.kernels.flex import RECOMPILE_LIMIT
@@ -214,9 +214,7 @@ def enough_memory(rows: int, length: int, device: torch.device, advice: str) -> 
     try:
         yield
     except RuntimeError as error:
-        # A GPU raises a subclass of RuntimeError. A CPU does not.
-        is_cpu_out_of_memory = "can't allocate memory" in str(error)
-        if isinstance(error, torch.OutOfMemoryError) or is_cpu_out_of_memory:
+        if is_out_of_memory(error):
             message = (
                 f"{rows:,} × {length:,} tokens do not fit into the memory of {device}: {advice}"
             )
