@@ -13,6 +13,11 @@ from anlit.errors import RUN_FOLDER, RunError, UserError, error_chain, is_out_of
 FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Codes of the operating system for a full disk, a full quota and a file at its size limit."""
 CONTINUE = "then continue with --ckpt_path last"
+NO_COMPILER = re.compile(
+    r"Failed to find C compiler|Command '\['\S+', '\S+\.c'.*?non-zero exit status"
+)
+"""Triton's texts if it cannot compile the C code that launches its kernels. There is no compiler,
+or the compiler does not find Python.h."""
 LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited unexpectedly)")
 
 
@@ -38,6 +43,9 @@ def _machine_error(error: BaseException) -> RunError | None:
     if is_out_of_memory(error):
         fix = "lower data.batch_size and raise trainer.accumulate_grad_batches"
         return RunError(f"memory is exhausted ({first_cause(error)}): {fix}, {CONTINUE}")
+    if NO_COMPILER.search(text):
+        fix = "install a C compiler and the headers of this Python (gcc, python3-dev)"
+        return RunError(f"kernels for the GPU could not be compiled: {fix}, {CONTINUE}")
     if not isinstance(error, RuntimeError):
         return None
     if "can't start new thread" in text:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import lightning as L
@@ -154,6 +155,24 @@ def test_a_lost_worker_is_named_where_a_logger_wraps_the_error(
         logger.log_metrics({"loss": 1.0}, 1)
 
     assert f"a process of data.num_workers was lost ({cause})" in str(run_error(raised.value))
+
+
+@pytest.mark.parametrize("compiler", ["/bin/false", None], ids=["fails", "missing"])
+def test_triton_without_a_compiler_of_c_is_explained(
+    monkeypatch, tmp_path: Path, compiler: str | None
+) -> None:
+    """A compiler fails where Python.h is missing."""
+    build = pytest.importorskip("triton.runtime.build")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(build, "_find_compiler", build._find_compiler.__wrapped__)  # uncached
+
+    with pytest.raises((RuntimeError, CalledProcessError)) as raised:
+        build._build("launcher", str(tmp_path / "main.c"), str(tmp_path), [], [], [], [])
+
+    assert "install a C compiler and the headers of this Python" in str(run_error(raised.value))
 
 
 @pytest.mark.parametrize(
