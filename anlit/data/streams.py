@@ -174,7 +174,8 @@ class EvaluationStream(BlockStream):
         n_targets: number of targets to read, from the first on. None or more for all.
         n_blocks: number of blocks of these targets to read, evenly spread. None for all.
         whole_batches: whether to fill the last batch with ignored rows. Compiled code is made for
-            a fixed number of rows.
+            a fixed number of rows. All is then filled with another token. Each `end_of_document`
+            would be a document, and flash attention takes at most 65,535 (its issue 1786).
     """
 
     def __init__(
@@ -190,8 +191,10 @@ class EvaluationStream(BlockStream):
         self.stores = stores
         self.length = length
         self.share = share
-        self.end_of_document = end_of_document
+        self.filler = end_of_document
         self.whole_batches = whole_batches
+        if whole_batches:
+            self.filler = 1 if end_of_document == 0 else 0
         target_ends = np.cumsum([max(0, store.n_tokens - 1) for store in stores])
         last_target = target_ends[-1] if n_targets is None else n_targets
         self.targets = np.diff(np.minimum(target_ends, last_target), prepend=0)  # by array
@@ -205,7 +208,7 @@ class EvaluationStream(BlockStream):
         end = min(first + self.share.batch_size, self.n_blocks)
         n_rows = self.share.batch_size if self.whole_batches else max(1, end - first)
         shape = (n_rows, self.length + 1)
-        tokens = np.full(shape, self.end_of_document, dtype=self.stores[0].dtype)
+        tokens = np.full(shape, self.filler, dtype=self.stores[0].dtype)
         n_targets = np.zeros(n_rows, dtype=np.int64)
         for row, draw in enumerate(range(first, end)):
             # Each draw stands for an equal share of all blocks, and reads the middle block.

@@ -10,6 +10,7 @@ import torch
 
 from anlit.data.batch import Batch
 from anlit.data.loaders import prefetch
+from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from tests.data.modules import blocks_of, counted, ready
 from tests.data.processes import PATIENCE_S
 
@@ -96,3 +97,14 @@ def test_validation_on_a_gpu_has_batches_of_one_shape(
 
     assert {tuple(batch.tokens.shape) for batch in batches} == {(4, 64)}
     assert counted(batches) == streams["val"][1:].tolist()
+
+
+def test_what_fills_up_a_batch_for_a_gpu_is_no_row_of_documents(
+    prepared: str, pinned: threading.Semaphore
+) -> None:
+    """Flash attention takes 65,535 documents: 32 filled rows of 2,048 tokens would be as many."""
+    *_, last_batch = data_on_gpu(prepared).val_dataloader()
+
+    is_filled = (last_batch.targets == IGNORE_INDEX).all(1)
+    assert is_filled.tolist() == [False, False, False, True]
+    assert last_batch.document_ids[is_filled].unique().tolist() == [0]
