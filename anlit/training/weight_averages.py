@@ -20,7 +20,6 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
@@ -28,7 +27,7 @@ from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE
 from anlit.errors import UserError
 from anlit.nn.layers.norms import restore_norms
 from anlit.nn.layers.precision import wide_dtype
-from anlit.nn.layers.sharded import fill, local_tensor
+from anlit.nn.layers.sharded import fill, local_tensor, reshard
 from anlit.training.lightning_internals import (
     averaging_device,
     averaging_functions,
@@ -109,7 +108,7 @@ class WeightAverages(L.Callback):
         start = getattr(self.rule, "update_starting_at_step", None)
         refuse_late_start(start, n_steps_of(trainer))
         self.rule.on_train_start(trainer, pl_module)
-        _reshard(pl_module)
+        reshard(pl_module)
         device = averaging_device(self.rule)
         self.n_averaged = 0
         self._weights = {}
@@ -140,6 +139,7 @@ class WeightAverages(L.Callback):
     @torch.no_grad()
     def _take_in(self, model: Any, step: int) -> None:
         """Let the averages take in the weights after a step, and restore their norms."""
+        reshard(model)  # another callback may have used the model
         averages = [local_tensor(average) for average in self._averages.values()]
         weights: list[Tensor] = []
         for weight, average in zip(self._averages, averages, strict=True):
@@ -179,7 +179,7 @@ class WeightAverages(L.Callback):
         """Put the averages in the weights' place, if there are any."""
         if self.n_averaged == 0 or self._weights:
             return
-        _reshard(pl_module)
+        reshard(pl_module)
         for weight, average in self._averages.items():
             self._weights[weight] = weight.detach().clone()
             local_tensor(weight.detach()).copy_(local_tensor(average))
@@ -187,7 +187,7 @@ class WeightAverages(L.Callback):
     @torch.no_grad()
     def _put_back(self, pl_module: L.LightningModule) -> None:
         """Put the weights back in their place."""
-        _reshard(pl_module)
+        reshard(pl_module)
         for weight, values in self._weights.items():
             local_tensor(weight.detach()).copy_(local_tensor(values))
         self._weights = {}
@@ -275,19 +275,9 @@ def _state_with(
 
     The state is empty on ranks that save nothing.
     """
-    _reshard(pl_module)
+    reshard(pl_module)
     replaced = dict(state)
     for name, weight in pl_module.named_parameters(remove_duplicate=False):
         if name in state:
             replaced[name] = tensors[weight]
     return replaced
-
-
-def _reshard(pl_module: nn.Module) -> None:
-    """Let parameters be shards: FSDP2 keeps some of them gathered after a forward pass.
-
-    It would go on with the gathered weights, although the shards have changed.
-    """
-    for module in pl_module.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

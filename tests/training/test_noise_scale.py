@@ -1,17 +1,20 @@
 """The gradient noise scale against naive gradients, and on a problem with a known value."""
 
+import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader
 
 from anlit import GPT, NGPT, AnGPT
 from anlit.training.callbacks import GradientNoiseScale
 from anlit.training.callbacks.noise_scale import estimates
+from anlit.training.strategies import FullySharded
 from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import CONSTANT, adamw, batches, fit, jolt, next_token_loss, tiny
 
@@ -95,6 +98,35 @@ def test_a_step_is_measured_as_by_naive_gradients(architecture: Any, settings: d
 
     (values,) = measured.values
     assert values == pytest.approx((squared_gradient, trace), rel=1e-9)
+
+
+def test_a_sharded_step_after_a_validation_is_measured_as_any_other() -> None:
+    """FSDP2 keeps the gathered embedding and head after validation's forward pass."""
+    expected = estimates_of_sharded_run(limit_val_batches=0)
+
+    values = estimates_of_sharded_run(limit_val_batches=1)
+
+    assert len(values) == 3
+    assert values == pytest.approx(expected, rel=1e-9)
+
+
+def estimates_of_sharded_run(limit_val_batches: int) -> list[float]:
+    """The estimate of |G|² in each of three steps, with or without a validation after each."""
+    measured = Estimates()
+    with mock.patch.dict(os.environ):  # Lightning sets variables of ranks
+        trainer = quiet_trainer(
+            strategy=FullySharded(process_group_backend="gloo"),
+            devices=1,
+            max_steps=3,
+            accumulate_grad_batches=2,
+            val_check_interval=2,
+            limit_val_batches=limit_val_batches,
+            num_sanity_val_steps=0,
+            callbacks=[measured],
+        )
+        trainer.fit(tiny(AnGPT), batches(24, LENGTH), batches(4, LENGTH))
+    distributed.destroy_process_group()
+    return [squared_gradient for squared_gradient, _ in measured.values]
 
 
 def test_only_vectors_at_their_bound_lose_their_radial_part() -> None:

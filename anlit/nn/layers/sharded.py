@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.nn.utils import get_total_norm
 
@@ -28,6 +29,17 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor that may be sharded, a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def reshard(model: nn.Module) -> None:
+    """Let parameters be shards, between steps: FSDP2 keeps some gathered after a forward pass.
+
+    Until the next backward pass a module would have other parameters than the optimizer. If the
+    shards changed, it would go on with the gathered weights.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local_shard(weight: Tensor, dim: int) -> tuple[Tensor, ProcessGroup | None]:

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from anlit.errors import UserError
+from anlit.nn.layers.sharded import reshard
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.lightning_internals import completes_step
 from anlit.training.optim.micro_gradients import (
@@ -103,6 +104,7 @@ class GradientNoiseScale(L.Callback):
         self._tokens = batch.tokens.numel()
         is_due = (trainer.global_step + 1) % self.every_n_steps == 0
         if is_due and self._gradients is None:
+            reshard(pl_module.model)  # a validation may have come before
             is_sharded = isinstance(pl_module.model, FSDPModule)
             kind = ShardedMicroGradients if is_sharded else LocalMicroGradients
             self._gradients = kind(pl_module.model)
