@@ -1,15 +1,19 @@
 """The callbacks that measure between steps do not change training; values match formulas."""
 
 import math
+import os
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from anlit import GPT, NGPT, AnGPT, Runtime, ScaleInvariant
@@ -19,6 +23,7 @@ from anlit.io.read import read_rows
 from anlit.nn.attention.observe import attention_layers
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distances
+from anlit.nn.layers.sharded import full_tensor, local_tensor
 from anlit.training.callbacks import AttentionStatistics, TrainingDynamics
 from anlit.training.callbacks.attention_statistics import layer_statistics
 from anlit.training.callbacks.dynamics import (
@@ -29,6 +34,7 @@ from anlit.training.callbacks.dynamics import (
     share_at_bound,
 )
 from anlit.training.loggers import MetricsCSV
+from tests.data.processes import on_two_devices
 from tests.nn.models.tiny import ARCHITECTURES, batches, fit, jolt, tiny
 
 
@@ -197,6 +203,38 @@ def test_rotation_is_a_mean_over_rows_that_are_not_zero() -> None:
     values = rotations(old_matrices, [ROWS, turned])
 
     assert values == {"rotation/W_q": pytest.approx(math.pi / 2 / 4)}
+
+
+def test_a_rank_keeps_its_rows_of_sharded_matrices_alone() -> None:
+    """A copy of a whole model that needs sharding does not fit."""
+    for of_shards, of_whole_matrices, share in on_two_devices(rotations_of_rank):
+        assert of_shards == pytest.approx(of_whole_matrices, rel=1e-12)
+        assert share == pytest.approx(0.5, abs=0.02)
+
+
+def rotations_of_rank() -> tuple[dict[str, float], dict[str, float], float]:
+    """Rotations by shards and by whole matrices, and the share of the matrices that is kept."""
+    rank = int(os.environ["LOCAL_RANK"])
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model = tiny(NGPT)
+    fully_shard(model.model, mesh=init_device_mesh("cpu", (2,)))
+    observer: Any = TrainingDynamics(every_n_steps=1)
+    observer.on_before_optimizer_step(SimpleNamespace(global_step=0), model, None)
+    old = observer._old_matrices
+    old_whole = [(name, full_tensor(matrix).clone()) for name, matrix in old]
+    n_kept = sum(local_tensor(matrix).untyped_storage().nbytes() for _, matrix in old)
+    n_bytes = sum(matrix.nbytes for _, matrix in old_whole)
+
+    generator = torch.Generator().manual_seed(rank)
+    new = [matrix.detach() for _, matrix in model.model.matrices()]
+    for matrix in new:
+        shard = local_tensor(matrix)
+        shard.add_(0.1 * torch.randn(shard.shape, generator=generator))
+    new_whole = [full_tensor(matrix) for matrix in new]
+    of_shards = rotations(old, new)
+    of_whole_matrices = rotations(old_whole, new_whole)
+    distributed.destroy_process_group()
+    return of_shards, of_whole_matrices, n_kept / n_bytes
 
 
 def test_hidden_states_are_measured_between_the_blocks() -> None:

@@ -12,7 +12,7 @@ from torch.linalg import vector_norm
 from torch.nn import functional
 
 from anlit.nn.layers.norms import AT_BOUND
-from anlit.nn.layers.sharded import full_tensor
+from anlit.nn.layers.sharded import full_tensor, reshard
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.throughput import measuring
 
@@ -36,7 +36,7 @@ class TrainingDynamics(L.Callback):
       has no such value.
 
     Training does not change, as in `AttentionStatistics`. A measured step needs one copy of the
-    weights.
+    weights, with `anlit.FullySharded` of this rank's shards.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -57,7 +57,7 @@ class TrainingDynamics(L.Callback):
         if (trainer.global_step + 1) % self.every_n_steps == 0:
             self._old_matrices = []
             for name, weight in pl_module.model.matrices():
-                self._old_matrices.append((name, full_tensor(weight.detach()).clone()))
+                self._old_matrices.append((name, weight.detach().clone()))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -66,7 +66,8 @@ class TrainingDynamics(L.Callback):
             return
         model = pl_module.model
         with measuring(trainer, pl_module) as values:
-            new_matrices = [full_tensor(weight) for _, weight in model.matrices()]
+            reshard(model)  # another callback may have used the model
+            new_matrices = [weight.detach() for _, weight in model.matrices()]
             values |= rotations(self._old_matrices, new_matrices)
             self._old_matrices = []
             values |= share_at_bound(model)
@@ -99,11 +100,12 @@ def copying(model: Any, length: int, sequences: int, device: torch.device) -> di
 def rotations(old: list[tuple[str, Tensor]], new: list[Tensor]) -> dict[str, float]:
     """The mean angle in radians between old and new rows (out, in): `rotation/<name of the map>`.
 
-    Rows of zeros do not count, such as the rows of gates at the start.
+    Rows of zeros do not count, such as the rows of gates at the start. Of sharded matrices only the
+    angles are gathered; all ranks must call this.
     """
     angles_by_name: dict[str, list[Tensor]] = defaultdict(list)
     for (name, old_matrix), new_matrix in zip(old, new, strict=True):
-        angles_by_name[f"rotation/{name}"].append(angles(old_matrix, new_matrix))
+        angles_by_name[f"rotation/{name}"].append(full_tensor(angles(old_matrix, new_matrix)))
     means = {}
     for name, row_angles in angles_by_name.items():
         means[name] = float(torch.cat(row_angles).nanmean())
