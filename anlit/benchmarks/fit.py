@@ -81,11 +81,16 @@ def training_batches(run: Run, trainer: L.Trainer, device: torch.device) -> Iter
         yield move_data_to_device(batch, device)
 
 
-def run_fit(arguments: Sequence[str], folder: Path, n_steps: int) -> Run:
-    """Train for `n_steps` into a new `folder`. UserError with the run's last line if it fails."""
+def run_fit(arguments: Sequence[str], folder: Path, n_steps: int, device: torch.device) -> Run:
+    """Train on one device for `n_steps` into a new `folder`.
+
+    By default a run takes all GPUs, and bare steps take one. UserError with the run's last line if
+    it fails.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     settings = {
         "run_dir": folder,
+        "trainer.devices": f"[{device.index}]" if device.index else 1,
         "trainer.max_steps": n_steps,
         "trainer.log_every_n_steps": STEPS_BETWEEN_LOGS,
         "trainer.limit_val_batches": 0,
@@ -120,7 +125,8 @@ def main(argv: list[str]) -> int:
     bare_steps: BareSteps | None = None
     rounds: list[dict[str, float]] = []
     for number_of_round in range(1, options.rounds + 1):
-        run = run_fit(options.arguments, Path(options.output) / "run", options.steps)
+        folder = Path(options.output) / "run"
+        run = run_fit(options.arguments, folder, options.steps, options.device)
         if bare_steps is None:
             bare_steps = make_bare_steps(run, options.device)
         times = logged_times(run)

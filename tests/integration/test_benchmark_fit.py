@@ -18,7 +18,12 @@ def benchmark(shards: Path, folder: Path, *options: str) -> int:
 def test_steps_of_a_run_stand_beside_bare_steps(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--trainer.precision=bf16-mixed", "--trainer.accumulate_grad_batches=2")
+    """The run takes one device, as the bare steps do, also where it would take two."""
+    options = (
+        "--trainer.precision=bf16-mixed",
+        "--trainer.accumulate_grad_batches=2",
+        "--trainer.devices=2",
+    )
 
     assert benchmark(shards, tmp_path, *options) == 0
 
@@ -27,6 +32,8 @@ def test_steps_of_a_run_stand_beside_bare_steps(
     assert 0 <= times["data_wait_share"] < 1
     assert f"{times['ratio']:.3f}" in capsys.readouterr().out
     assert not (tmp_path / "unused").exists()
+    (launch,) = json.loads((tmp_path / "run" / "run.json").read_text())["launches"]
+    assert launch["hardware"]["devices"] == ["cpu"]
 
 
 def test_a_run_that_is_refused_says_why(
