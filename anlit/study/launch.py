@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO
 
+from anlit.config.labels import mapping
 from anlit.errors import INTERRUPTED, PREEMPTED
 from anlit.reporting.text import echo
 from anlit.signals import ENDING_SIGNALS, handle_signals, restore_handlers
+from anlit.study.estimate import merge_configuration
 from anlit.study.plan import PlannedRun
 from anlit.study.state import LOG, note_end, note_start, read_state
 
@@ -33,8 +35,9 @@ DIED_OF_SIGNAL = {INTERRUPTED, *(-number for number in ENDING_SIGNALS)}
 def launch(runs: Sequence[PlannedRun], output: Path, n_jobs: int, threads: int) -> None:
     """Train the runs that have not ended, each in its folder under `output`.
 
-    At most `n_jobs` run at a time, with `threads` each. At one of the `ENDING_SIGNALS`
-    the runs write their checkpoints and end, and KeyboardInterrupt is raised.
+    At most `n_jobs` run at a time, with `threads` each. Runs of one GPU take the GPUs in turn. At
+    one of the `ENDING_SIGNALS` the runs write their checkpoints and end, and KeyboardInterrupt is
+    raised.
 
     After a SIGKILL of this process the runs go on training. The next launcher waits for them,
     because each run holds its lock.
@@ -43,7 +46,7 @@ def launch(runs: Sequence[PlannedRun], output: Path, n_jobs: int, threads: int) 
     with ThreadPoolExecutor(n_jobs) as pool:
         handlers = handle_signals(signal.default_int_handler, *ENDING_SIGNALS)
         try:
-            workers = [pool.submit(queue.work) for _ in range(n_jobs)]
+            workers = [pool.submit(queue.work, number) for number in range(n_jobs)]
             for worker in as_completed(workers):
                 worker.result()
         finally:
@@ -62,7 +65,7 @@ class _Queue:
         self.announced: set[str] = set()
         """Names of the runs of other processes for which a message was printed."""
 
-    def work(self) -> None:
+    def work(self, number: int) -> None:
         """Train runs until none is left, or until `stopping`. Each worker is a thread."""
         while not self.stopping.is_set():
             try:
@@ -76,7 +79,8 @@ class _Queue:
                 continue
             with lock:
                 if not read_state(folder).has_ended:
-                    ending = _train(run, folder, self.threads, lock, self.stopping)
+                    environment = _environment(run, self.threads, number)
+                    ending = _train(run, folder, environment, lock, self.stopping)
                     echo(f"{ending}; {len(self.runs)} wait")
 
     def _wait_for_other_process(self, run: PlannedRun) -> None:
@@ -88,15 +92,38 @@ class _Queue:
         self.stopping.wait(POLL_SECONDS)
 
 
+def _environment(run: PlannedRun, threads: int, worker: int) -> dict[str, str]:
+    """The environment of a run: its threads, and the worker's GPU if the run takes one GPU."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    trainer = mapping(merge_configuration(run).get("trainer"))
+    gpus = _visible_gpus()
+    if gpus and str(trainer.get("devices")) == "1":
+        # Otherwise all runs would take the first.
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
+    return environment
+
+
+def _visible_gpus() -> list[str]:
+    """The names of NVIDIA's GPUs for CUDA_VISIBLE_DEVICES."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is not None:
+        return [name for name in names.split(",") if name]
+    n_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return list(map(str, range(n_gpus)))
+
+
 def _train(
-    run: PlannedRun, folder: Path, threads: int, lock: IO[bytes], stopping: threading.Event
+    run: PlannedRun,
+    folder: Path,
+    environment: dict[str, str],
+    lock: IO[bytes],
+    stopping: threading.Event,
 ) -> str:
     """Train a run to its end, or until `stopping`; returns a sentence on how it ended."""
     verb = "continued" if read_state(folder).status == "interrupted" else "started"
     echo(f"{run.name}: {verb}")
     note_start(folder, "local")
     start = time.monotonic()
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with (
         (folder / LOG).open("ab") as log,
         subprocess.Popen(

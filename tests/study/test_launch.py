@@ -34,6 +34,7 @@ from tests.study.conftest import (
     attributes,
     best_points,
     changed_study,
+    shared_with,
     write_study,
 )
 
@@ -82,6 +83,19 @@ def started_runs(printed: str) -> set[str]:
         if event == "started":
             names.add(name)
     return names
+
+
+@pytest.mark.parametrize(("devices", "gpus"), [(1, {"2", "5"}), ("auto", {"2,5"})])
+def test_runs_of_one_gpu_take_the_gpus_in_turn(
+    start: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch, devices: Any, gpus: set[str]
+) -> None:
+    """A run with `devices: 1` takes the first GPU that it sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    write_study(folder, shared=shared_with({"trainer.devices": devices}))
+
+    finish(start("--jobs", "2"))
+
+    assert {path.read_text() for path in (folder / "out").glob("*/gpus")} == gpus
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
