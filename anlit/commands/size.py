@@ -85,6 +85,8 @@ def plan_of(
 
     Raises UserError if the strategy does not train in the precision.
     """
+    from anlit.training.strategies import FullySharded  # torch takes seconds
+
     trainer = configuration.trainer
     model = configuration.model.init_args
     data = configuration.data.get("init_args", configuration.data)
@@ -94,12 +96,18 @@ def plan_of(
     if strategy == "fsdp" and precision == "64-true":
         cause = "trainer.precision=64-true does not go with fsdp, as Lightning has it"
         raise UserError(f"{cause}: set 32-true")
+    spec = _strategy_spec(trainer.strategy)
+    replicas = spec.get("init_args.replicas") or 1
+    if strategy == "fsdp":
+        FullySharded.check_replicas(replicas, gpus)
     micro_batch_tokens = tokens_per_micro_batch(model.context_length, data, gpus)
     return Plan(
         gpus,
         strategy,
         precision,
-        gather=_strategy_spec(trainer.strategy).get("init_args.gather_dtype") or "float32",
+        replicas=replicas,
+        reshard=spec.get("init_args.reshard_after_forward") is not False,
+        gather=spec.get("init_args.gather_dtype") or "float32",
         checkpoint_every=model.get("runtime.recompute_every") or None,
         batch_size=data.get("batch_size") or DEFAULT_BATCH_SIZE,
         length=model.context_length,

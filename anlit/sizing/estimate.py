@@ -95,28 +95,28 @@ def memory_by_purpose(model: LanguageModel, plan: Plan) -> dict[str, float]:
         sizes = [count_parameters(block.parameters()) for block in decoder.blocks]
         outer = decoder.n_parameters() - sum(sizes)
         memory["FSDP's gathered weights and gradients"] = gathered_memory(
-            outer, max(sizes), plan.gathered_bytes
+            outer, max(sizes), plan.gathered_bytes, 2 * max(sizes) if plan.reshard else sum(sizes)
         )
     if plan.has_average:
-        n_shards = plan.gpus if plan.is_sharded else 1
-        memory[AVERAGE] = plan.average_bytes * decoder.n_parameters() / n_shards
+        memory[AVERAGE] = plan.average_bytes * decoder.n_parameters() / plan.n_shards
     return {purpose: size for purpose, size in memory.items() if size}
 
 
-def gathered_memory(outer: int, block: int, width: int) -> int:
+def gathered_memory(outer: int, block: int, width: int, gathered: int) -> int:
     """Return the bytes that fully sharded training gathers at its peak.
 
     Each block is a unit. Embedding and head are the outer unit. It stays gathered from forward to
-    backward, with a complete gradient. Two blocks are gathered, the present one and the next. One
-    block has its gradient complete, with a float32 copy that is being reduced.
+    backward, with a complete gradient. Two blocks are gathered, the present one and the next, or
+    all of them. One block has its gradient complete, with a float32 copy that is being reduced.
 
     Args:
         outer: Parameters of the outer unit.
         block: Parameters of a block.
         width: Bytes of a gathered parameter.
+        gathered: Parameters of all blocks that are gathered at a time.
     """
     outer_bytes = 2 * width * outer
-    block_bytes = 2 * width * block
+    block_bytes = width * gathered
     gradient_bytes = (width + 4) * block
     return outer_bytes + block_bytes + gradient_bytes
 

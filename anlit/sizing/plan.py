@@ -14,8 +14,11 @@ class Plan:
 
     Attributes:
         gpus: GPUs on all nodes.
-        strategy: fsdp shards parameters, gradients and optimizer over all GPUs.
+        strategy: fsdp shards parameters, gradients and optimizer over the GPUs of a replica.
         precision: Lightning's precision.
+        replicas: Complete copies of the model, with fsdp; the strategy's `replicas`.
+        reshard: Whether fsdp frees a block's parameters after its forward pass; the strategy's
+            `reshard_after_forward`.
         gather: The dtype in which fsdp gathers parameters; the strategy's `gather_dtype`.
         checkpoint_every: Recompute every n-th block in the backward pass. None recomputes none.
         batch_size: Sequences in a micro-batch on one GPU.
@@ -30,6 +33,8 @@ class Plan:
     gpus: int = 1
     strategy: Literal["1gpu", "ddp", "fsdp"] = "1gpu"
     precision: Precision = "bf16-mixed"
+    replicas: int = 1
+    reshard: bool = True
     gather: Literal["float32", "bfloat16"] = "float32"
     checkpoint_every: int | None = None
     batch_size: int = 8
@@ -41,8 +46,13 @@ class Plan:
     has_average: bool = False
 
     @property
+    def n_shards(self) -> int:
+        """GPUs that share a copy of the parameters."""
+        return self.gpus // self.replicas if self.strategy == "fsdp" else 1
+
+    @property
     def is_sharded(self) -> bool:
-        return self.strategy == "fsdp" and self.gpus > 1
+        return self.n_shards > 1
 
     @property
     def stored_bytes(self) -> int:

@@ -123,8 +123,7 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
     The step is Lightning's: forward (with gradients of earlier micro-batches if it accumulates),
     backward, clipping, optimizer. It runs on a copy of the model, which is on the meta device.
     """
-    n_shards = plan.gpus if plan.is_sharded else 1
-    share = plan.stored_bytes / plan.gathered_bytes / n_shards
+    share = plan.stored_bytes / plan.gathered_bytes / plan.n_shards
     memory = LiveMemory({"parameters": share, "gradients": share, "optimizer": share})
     model = copy.deepcopy(model)
     decoder = model.model.to(DTYPE_BY_BYTES[plan.gathered_bytes])

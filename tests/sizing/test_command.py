@@ -77,6 +77,24 @@ def test_devices_batches_and_steps_are_those_of_fit(
     assert plan["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
 
 
+def test_a_replica_has_the_memory_of_as_many_gpus(tmp_path: Path) -> None:
+    replicas = size(tmp_path, f"{SHARDED} --trainer.strategy.replicas 4 --gpus 8")
+
+    assert replicas["memory"] == size(tmp_path, f"{SHARDED} --gpus 2")["memory"]
+    with pytest.raises(UserError, match="replicas=3 does not divide the number of ranks, 8"):
+        size(tmp_path, f"{SHARDED} --trainer.strategy.replicas 3 --gpus 8")
+
+
+def test_blocks_that_stay_gathered_need_memory(tmp_path: Path) -> None:
+    options = f"{SHARDED} --gpus 2 --model.n_layers 6"
+
+    peak = size(tmp_path, f"{options} --trainer.strategy.reshard_after_forward false")["peak"]
+
+    freed = size(tmp_path, options)
+    in_block = freed["parameters"]["matrices"] // 6 + 2 * 32  # with α_A and α_M
+    assert peak == pytest.approx(freed["peak"] + 4 * (6 - 2) * in_block)
+
+
 def test_a_ramp_of_the_batch_counts_its_steps(tmp_path: Path) -> None:
     plan = size(tmp_path, "--config trainer/batch_ramp.yaml --trainer.max_steps 3500")["plan"]
 
