@@ -26,6 +26,10 @@ second on a B200 (FunASR issue 3704). A generated text has a new number for each
 PRIORITY = [SDPBackend.CUDNN_ATTENTION, *WITHOUT_CUDNN]
 """The order in training without a mask. cuDNN's kernel is the fastest (docs/results/gpu.md)."""
 
+CUDNN_GENERATIONS = (9, 10)
+"""Major compute capabilities where PyTorch prefers cuDNN's kernel: Hopper and Blackwell for data
+centres. On a workstation's Blackwell (12) it was slower (transformers PR 48163)."""
+
 
 def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | None:
     """Return a reason against a mechanism with an a(t), and against no device."""
@@ -161,9 +165,9 @@ def fused(
 def order_of_kernels(q: Tensor, mask: Tensor | None) -> list[SDPBackend] | None:
     """The order in which PyTorch tries its kernels; None for its own.
 
-    Its own order begins with cuDNN's on Hopper and later, and has none on older GPUs.
+    Its own order begins with cuDNN's on `CUDNN_GENERATIONS`, and with flash attention on others.
     """
-    if not q.is_cuda or gpu_generation() < 9:
+    if not q.is_cuda or gpu_generation() not in CUDNN_GENERATIONS:
         return None
     if not q.requires_grad:
         return WITHOUT_CUDNN

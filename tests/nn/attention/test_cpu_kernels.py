@@ -155,6 +155,7 @@ def test_the_order_of_pytorchs_kernels_can_be_compiled(monkeypatch) -> None:
         (9, False, sdpa.WITHOUT_CUDNN),
         (8, True, None),
         (8, False, None),
+        (12, True, None),
     ],
 )
 def test_cudnn_computes_training_only(generation, trains, expected, monkeypatch) -> None:
