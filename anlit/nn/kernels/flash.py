@@ -67,10 +67,18 @@ def _unsupported_queries(q: Tensor) -> str | None:
     width = q.shape[-1]
     if width > WIDEST_HEAD or width % 8:
         return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {width}"
-    if torch.cuda.get_device_capability(q.device) < OLDEST_CAPABILITY:
+    capability = torch.cuda.get_device_capability(q.device)
+    if capability < OLDEST_CAPABILITY:
         major, minor = OLDEST_CAPABILITY
         return f"flash attention needs a GPU of compute capability {major}.{minor} (A100) or above"
+    if q.requires_grad and 192 < width <= 224 and _has_small_shared_memory(capability):
+        return f"flash attention has no gradient at head width {width} on this GPU"
     return None
+
+
+def _has_small_shared_memory(capability: tuple[int, int]) -> bool:
+    """Whether it is a GPU for workstations or graphics: RTX 30, 40, 50, A40, L4, L40S."""
+    return (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

@@ -237,6 +237,32 @@ def test_an_old_gpu_is_a_reason(kernel, monkeypatch: pytest.MonkeyPatch) -> None
     assert "compute capability" in kernel.unsupported_reason(Plain(), on_cuda())
 
 
+@pytest.mark.parametrize(
+    ("capability", "width", "trains", "is_refused"),
+    [
+        ((8, 9), 208, True, True),
+        ((12, 0), 224, True, True),
+        ((8, 9), 208, False, False),
+        ((8, 9), 192, True, False),
+        ((8, 9), 256, True, False),
+        ((8, 0), 208, True, False),
+        ((9, 0), 208, True, False),
+    ],
+)
+def test_flash_trains_no_heads_of_208_on_workstations(
+    capability, width, trains, is_refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would raise in the backward pass (sdp_utils.cpp, mha_bwd)."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    q = on_cuda(width=width)
+    q.requires_grad = trains
+
+    reason = flash.unsupported_reason(Plain(), q)
+
+    assert (reason is not None) == is_refused
+    assert reason is None or "no gradient at head width" in reason
+
+
 def test_the_package_of_flash_computes_the_bias_of_alibi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "HAS_PACKAGE", True)
 
