@@ -16,6 +16,7 @@ from torch.nn.attention import varlen
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
+from anlit.nn.kernels.sdpa import has_little_shared_memory
 from anlit.nn.mechanisms.alibi import ALiBi
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
@@ -67,18 +68,12 @@ def _unsupported_queries(q: Tensor) -> str | None:
     width = q.shape[-1]
     if width > WIDEST_HEAD or width % 8:
         return f"flash attention needs a head width of 8, 16 … {WIDEST_HEAD} here, not {width}"
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability < OLDEST_CAPABILITY:
+    if torch.cuda.get_device_capability(q.device) < OLDEST_CAPABILITY:
         major, minor = OLDEST_CAPABILITY
         return f"flash attention needs a GPU of compute capability {major}.{minor} (A100) or above"
-    if q.requires_grad and 192 < width <= 224 and _has_small_shared_memory(capability):
+    if q.requires_grad and 192 < width <= 224 and has_little_shared_memory():
         return f"flash attention has no gradient at head width {width} on this GPU"
     return None
-
-
-def _has_small_shared_memory(capability: tuple[int, int]) -> bool:
-    """Whether it is a GPU for workstations or graphics: RTX 30, 40, 50, A40, L4, L40S."""
-    return (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distance_tables, with_gain
-from anlit.nn.kernels.sdpa import gpu_generation
+from anlit.nn.kernels.sdpa import gpu_generation, has_little_shared_memory
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 BLOCK = 128
@@ -127,8 +127,9 @@ def table_options(q: Tensor) -> dict[str, Any]:
 
     Triton copies the gains and biases of a tile through shared memory ahead of time. It does so
     once per stage after the first. With PyTorch's tiles that takes up to 377 kB. An H200 has 232.
-    The tiles here take 156 kB at most. `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's
-    decoding kernel, which has other tiles.
+    The tiles here take 156 kB at most, and fit where a block has only 99 KiB.
+    `FORCE_USE_FLEX_ATTENTION` keeps short rows from PyTorch's decoding kernel, which has other
+    tiles.
     """
     options: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
     if q.element_size() > 2:
@@ -137,7 +138,8 @@ def table_options(q: Tensor) -> dict[str, Any]:
     forward = {"BLOCK_M": 64, "BLOCK_N": step}
     gradients_of_keys = {"BLOCK_M1": step, "BLOCK_N1": 64}
     gradients_of_queries = {"BLOCK_M2": 64, "BLOCK_N2": step}
-    return options | {"num_stages": 2} | forward | gradients_of_keys | gradients_of_queries
+    n_stages = 1 if q.shape[-1] > 128 and has_little_shared_memory() else 2
+    return options | {"num_stages": n_stages} | forward | gradients_of_keys | gradients_of_queries
 
 
 def runs_on_flash_4(q: Tensor, *tables: Tensor | None) -> bool:

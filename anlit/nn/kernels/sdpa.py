@@ -181,6 +181,18 @@ def gpu_generation() -> int:
     return torch.cuda.get_device_capability()[0] if has_nvidia_gpu else 0
 
 
+@torch.compiler.assume_constant_result
+def has_little_shared_memory() -> bool:
+    """Whether a block has 99 KiB on the current GPU, as on RTX 30, 40, 50, A40, L4 and L40S.
+
+    On GPUs for data centres it has 163 KiB or more.
+    """
+    if not gpu_generation():
+        return False
+    capability = torch.cuda.get_device_capability()
+    return (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
+
+
 def reads_groups(q: Tensor, mask: Tensor | None) -> bool:
     """Whether a fused kernel takes keys that heads share.
 

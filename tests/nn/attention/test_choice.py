@@ -237,6 +237,24 @@ def test_an_old_gpu_is_a_reason(kernel, monkeypatch: pytest.MonkeyPatch) -> None
     assert "compute capability" in kernel.unsupported_reason(Plain(), on_cuda())
 
 
+def imagine_gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "width", "n_stages"),
+    [((8, 9), 256, 1), ((12, 0), 256, 1), ((8, 9), 128, 2), ((8, 0), 256, 2), ((9, 0), 256, 2)],
+)
+def test_flex_with_tables_fits_wide_heads_on_workstations(
+    capability, width, n_stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two stages it takes 156 kB, and a block has 101,376 bytes."""
+    imagine_gpu(capability, monkeypatch)
+
+    assert flex.table_options(on_cuda(width=width))["num_stages"] == n_stages
+
+
 @pytest.mark.parametrize(
     ("capability", "width", "trains", "is_refused"),
     [
@@ -253,7 +271,7 @@ def test_flash_trains_no_heads_of_208_on_workstations(
     capability, width, trains, is_refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch would raise in the backward pass (sdp_utils.cpp, mha_bwd)."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    imagine_gpu(capability, monkeypatch)
     q = on_cuda(width=width)
     q.requires_grad = trains
 
