@@ -27,6 +27,9 @@ def register() -> None:
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 
+        def manual_seed(self, seed: int) -> None:
+            """For runs with a seed, which an earlier test may leave in the environment."""
+
     backend_registration._setup_privateuseone_for_python_backend(
         NAME, backend_module=DeviceModule()
     )
