@@ -296,10 +296,12 @@ def _write_report(study: Study, output: Path, command: str) -> tuple[StudyResult
 
 def _report(study: Study, output: Path, command: str) -> int:
     """Write and print the report; return 0 if every run finished, else 1."""
-    from anlit.study.report import print_summary
+    from anlit.study.report import describe_incomplete, print_summary
 
     results, page = _write_report(study, output, command)
     print_summary(results)
     echo(f"Report: {page}")
-    is_complete = all(state.status == "finished" for _, state, _ in results.runs)
-    return 0 if is_complete else 1
+    missing_lines = describe_incomplete(results)
+    for line in missing_lines:
+        echo(line)
+    return 1 if missing_lines else 0

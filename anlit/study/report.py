@@ -71,6 +71,19 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
             console.print(without_control_codes(note))
 
 
+def describe_incomplete(results: StudyResults) -> list[str]:
+    """The number of runs in each state, and how to go on; no line if all runs finished."""
+    statuses = {state.status for _, state, _ in results.runs}
+    if statuses <= {"finished"}:
+        return []
+    lines = [_count_runs(results)]
+    if "failed" in statuses:
+        lines.append("failed: the report says why; --retry_failed tries these runs again")
+    if statuses & {"interrupted", "pending"}:
+        lines.append("the rest: anlit study without --report_only trains it")
+    return lines
+
+
 def _speedups(results: StudyResults) -> tuple[str, dict[str, str]]:
     """The first baseline, and the speed-up of each arm in the first comparison that has it.
 
@@ -193,15 +206,21 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
     }
 
 
-def _progress(results: StudyResults) -> str:
-    """The number of runs in each state and of seeds, and the arms that are not measured yet."""
-    n_seeds = len(results.study.seeds)
+def _count_runs(results: StudyResults) -> str:
+    """`5 runs: 4 finished, 1 failed`."""
     counts = Counter[str](state.status for _, state, _ in results.runs)
     texts = []
     for status, name in STATUS_NAMES.items():
         if counts[status]:
             texts.append(f"{counts[status]} {name}")
-    sentences = [f"{len(results.runs)} runs: {', '.join(texts)}."]
+    n_runs = len(results.runs)
+    return f"{n_runs} {'run' if n_runs == 1 else 'runs'}: {', '.join(texts)}"
+
+
+def _progress(results: StudyResults) -> str:
+    """The number of runs in each state and of seeds, and the arms that are not measured yet."""
+    n_seeds = len(results.study.seeds)
+    sentences = [f"{_count_runs(results)}."]
     if n_seeds:
         seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
         sentences.append(f"Each arm is measured on {seeds}.")

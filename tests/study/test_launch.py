@@ -28,6 +28,7 @@ from anlit.study.state import note_end, note_start, read_state
 from tests.data.processes import wait_for
 from tests.study.conftest import (
     ARMS,
+    UNTUNED_ARMS,
     Launch,
     Process,
     arms_with,
@@ -255,6 +256,9 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     printed = finish(start(), code=1)
 
     assert printed.count("FAILED error: it was to fail") == 3
+    *_, how_many, what_to_do = printed.splitlines()
+    assert how_many == "15 runs: 12 finished, 3 failed"
+    assert what_to_do == "failed: the report says why; --retry_failed tries these runs again"
     tunings = read_tunings(study, folder / "out")
     selected = select_points(study, tunings)
     assert selected.keys() == {"gpt", "angpt"}
@@ -265,6 +269,18 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     assert "error: it was to fail" in "\n".join(report_lines(folder / "out"))
     assert "started" not in finish(start(), code=1)
     assert finish(start("--retry_failed"), code=1).count("FAILED") == 3
+
+
+def test_a_report_on_present_runs_ends_with_what_is_missing(folder: Path, start: Launch) -> None:
+    changed_study(folder, arms=UNTUNED_ARMS)
+    assert " finished" not in finish(start()).splitlines()[-1], "nothing is missing"
+    for run in (folder / "out").glob("angpt*seed=[23]-*"):
+        shutil.rmtree(run)
+
+    *_, how_many, what_to_do = finish(start("--report_only"), code=1).splitlines()
+
+    assert how_many == "6 runs: 4 finished, 2 pending"
+    assert what_to_do == "the rest: anlit study without --report_only trains it"
 
 
 def test_a_run_that_another_process_trains_is_waited_for(
