@@ -15,6 +15,7 @@ from torch import nn
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.error_messages import class_choices, explain_no_class
 from anlit.config.objects import parameters_of, shown
+from anlit.config.schema import DEVICES
 from anlit.config.value_checks import check_precision, check_ranges, refuse_null
 from anlit.errors import UserError
 from anlit.training.support import check_trainer
@@ -58,9 +59,19 @@ def check_configuration(config: Namespace, top_level: Mapping[str, tuple[Any, An
         if setting.key == "trainer.precision":
             check_precision(setting.value)
         check_ranges(setting.key, setting.value)
-        if setting.key == "trainer.devices" and re.fullmatch(r"-?\d+", str(setting.value)):
-            check_ranges(setting.key, int(setting.value))  # the parser makes a text of it
+        if setting.key == "trainer.devices":
+            _check_devices(setting.value)
     check_trainer(config.trainer.as_dict())
+
+
+def _check_devices(devices: Any) -> None:
+    """Raise UserError if `trainer.devices` is neither auto nor a number nor a list of numbers."""
+    text = re.sub(r"[\[\] ]", "", str(devices))  # `0,1` of [0, 1] and "0, 1"
+    if re.fullmatch(r"-?\d+", text):
+        if not isinstance(devices, list):
+            check_ranges("trainer.devices", int(text))  # the parser makes a text of it
+    elif text != "auto" and not re.fullmatch(r"\d+(,\d+)*,?", text):
+        raise UserError(f"trainer.devices={devices} is no number of devices: give {DEVICES.text}")
 
 
 def _refuse_null(setting: Setting, annotation: Any, default: Any) -> None:

@@ -29,7 +29,11 @@ from anlit.commands.budget import has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_size
-from anlit.commands.parser import ConfigurationParser, original_error, read_command
+from anlit.commands.parser import (
+    ConfigurationParser,
+    explain_constructor_errors,
+    read_command,
+)
 from anlit.commands.run_checks import check_machine, check_run
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.trainer_objects import (
@@ -39,11 +43,7 @@ from anlit.commands.trainer_objects import (
     training_loggers,
 )
 from anlit.commands.wandb_run import finish_wandb_run, with_wandb_run
-from anlit.config.error_messages import (
-    explain_constructor_error,
-    explain_lightning_error,
-    is_lightning_error,
-)
+from anlit.config.error_messages import explain_lightning_error, is_lightning_error
 from anlit.config.labels import CONFIG, class_name
 from anlit.config.start_folder import data_paths_from_start
 from anlit.data.attributes import name_of, vocab_size_of
@@ -235,7 +235,7 @@ class FitCommand(ConfigurationParser):
         """
         config = self.config[self.subcommand]
         is_fit = self.subcommand == "fit"
-        try:
+        with explain_constructor_errors():
             self.has_budget = is_fit and has_budget(config)
             model = self._check_run(config.clone()) if is_fit else None
             logged = with_wandb_run(config, config.run_dir) if is_fit else config
@@ -250,17 +250,6 @@ class FitCommand(ConfigurationParser):
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_size(config.model)
             self.make_objects(config, "model", "data")
-        except UserError:
-            raise
-        except ValueError as error:
-            cause: Any = original_error(error)
-            if _is_programming_error(cause):
-                raise
-            raise UserError(explain_constructor_error(cause)) from error
-        except (TypeError, MisconfigurationException) as error:
-            if _is_programming_error(error):
-                raise
-            raise UserError(explain_lightning_error(error)) from error
         self.model = self.setting("model")
         self.datamodule = self.setting("data")
         # Data with a given vocabulary are prepared when the run starts.
@@ -360,11 +349,6 @@ def _check_data(data: Any, model_length: int, trainer: L.Trainer, trains: bool) 
     if isinstance(data, TokenShards):
         data.trainer = trainer
         data.check_settings(model_length, trains)
-
-
-def _is_programming_error(error: BaseException) -> bool:
-    """Return whether an error is not the user's: a TypeError, except Lightning's on `devices`."""
-    return isinstance(error, TypeError) and "CPUAccelerator" not in str(error)
 
 
 def main(arguments: list[str]) -> int:

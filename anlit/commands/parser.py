@@ -6,7 +6,8 @@
 
 import inspect
 from argparse import ArgumentError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pydoc import locate
@@ -17,6 +18,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.enums import LightningEnum
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import Strategy
 
@@ -25,7 +27,11 @@ from anlit.commands.configuration_checks import check_configuration
 from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.values import use_one_loader
-from anlit.config.error_messages import explain_parser_error
+from anlit.config.error_messages import (
+    explain_constructor_error,
+    explain_lightning_error,
+    explain_parser_error,
+)
 from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
@@ -157,6 +163,29 @@ def original_error(error: BaseException) -> BaseException:
         error = cause
         cause = error.__cause__ or error.__context__
     return error
+
+
+@contextmanager
+def explain_constructor_errors() -> Iterator[None]:
+    """Raise UserError with one sentence if a class of the configuration refuses a setting."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ValueError as error:
+        cause: Any = original_error(error)
+        if _is_programming_error(cause):
+            raise
+        raise UserError(explain_constructor_error(cause)) from error
+    except (TypeError, MisconfigurationException) as error:
+        if _is_programming_error(error):
+            raise
+        raise UserError(explain_lightning_error(error)) from error
+
+
+def _is_programming_error(error: BaseException) -> bool:
+    """Return whether an error is not the user's: a TypeError, except Lightning's on `devices`."""
+    return isinstance(error, TypeError) and "CPUAccelerator" not in str(error)
 
 
 def _complete_and_check(config: Namespace) -> None:

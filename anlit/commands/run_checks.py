@@ -3,15 +3,21 @@
 For `anlit fit`, and for each run of a study.
 """
 
+import warnings
+
+import lightning as L
 import torch
 from jsonargparse import Namespace
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from anlit.commands.budget import check_length, count_devices
 from anlit.commands.learning_rate import set_rate_by_size
-from anlit.commands.parser import ConfigurationParser
+from anlit.commands.parser import ConfigurationParser, explain_constructor_errors
+from anlit.commands.trainer_objects import training_callbacks
 from anlit.config.value_checks import check_precision
 from anlit.nn.attention.attention import attention_layers, example_query
 from anlit.nn.kernels import check_kernel
+from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.language_model import LanguageModel
 from anlit.training.support import check_ranks, check_steps
 
@@ -63,3 +69,28 @@ def check_machine(config: Namespace, model: LanguageModel | None, device_type: s
     for layer in attention_layers(model.model):
         q = example_query(layer.mechanism, model.context_length, dtype, device, requires_grad=True)
         check_kernel(layer.kernel, layer.mechanism, q, layer.dropout)
+
+
+def try_trainer(parser: ConfigurationParser, config: Namespace) -> None:
+    """Make the Trainer of a run and its callbacks, and discard them.
+
+    `anlit fit` makes them anyway. The runs of a study may have another machine, so devices and
+    strategy count on a CPU only.
+
+    Raises:
+        UserError: The Trainer or a callback refuses a setting.
+    """
+    settings = config.trainer.clone()
+    settings.logger = False  # some loggers begin a record when they are made
+    settings.plugins = LightningEnvironment()  # this job of a cluster may not be the run's
+    settings.deterministic = settings.benchmark = None  # they would change this process
+    if settings.accelerator != "cpu":
+        settings.accelerator = "cpu"
+        settings.devices = 1
+        settings.strategy = "auto"
+    subcommand_parser = parser.parser_of(str(parser.subcommand))
+    with explain_constructor_errors(), warnings.catch_warnings(action="ignore"):
+        objects = subcommand_parser.instantiate(Namespace(trainer=settings)).trainer
+        record = RunRecord(config.run_dir)
+        objects.callbacks = training_callbacks(objects, record, config.checkpoint_every_n_steps)
+        L.Trainer(**objects)

@@ -50,7 +50,7 @@ def _check_configurations(study: Study) -> None:
     """Raise UserError if the configuration of a run is wrong."""
     # Here, because it imports torch, which takes seconds.
     from anlit.commands.parser import ConfigurationParser, manifest_of_data, read_command
-    from anlit.commands.run_checks import check_machine, check_run
+    from anlit.commands.run_checks import check_machine, check_run, try_trainer
 
     tokenizers: dict[str, str] = {}
     parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
@@ -61,6 +61,7 @@ def _check_configurations(study: Study) -> None:
                 parser = read_command(ConfigurationParser, arguments)
             config = parser.parse_again(arguments)
             model = check_run(parser, config)
+            try_trainer(parser, config)
             if config.trainer.accelerator == "cpu":  # a GPU may be another machine's
                 check_machine(config, model, "cpu")
             manifest = manifest_of_data(config.data) or {}

@@ -64,7 +64,7 @@ FAST = [
     ),
     (
         f"{FIT} --trainer.devices x",
-        r"trainer\.devices is no number of processes: give --trainer\.devices 1",
+        r"trainer\.devices=x is no number of devices: give 1 or more",
     ),
     (
         f"{FIT} --data.path beyond",

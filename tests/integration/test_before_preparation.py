@@ -1,11 +1,14 @@
 """What no run can have is refused before data are prepared, which may take hours."""
 
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 import yaml
 
+from anlit.cli import main
 from anlit.data.preparation import prepare as preparation
 
 TINY = [
@@ -31,7 +34,8 @@ LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_s
     ("options", "words"),
     [
         (["--trainer.devices=0"], "trainer.devices=0 is out of range: give 1 or more, or -1"),
-        (["--trainer.devices=x"], "trainer.devices is no number of processes: give"),
+        (["--trainer.devices=x"], "trainer.devices=x is no number of devices: give 1 or more"),
+        (["--trainer.devices=[0,1]"], "trainer.devices is no number of processes: give"),
         (["--trainer.accelerator=mps"], "trainer.accelerator=mps is not one of anlit's, which"),
         (["--trainer.accelerator=tpu"], "trainer.accelerator=tpu is not one of anlit's, which"),
         (["--trainer.accelerator=XLAAccelerator"], "trainer.accelerator=XLAAccelerator is not"),
@@ -102,6 +106,21 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
         ({"model.init_args.kernel": "flex"}, "FlexAttention has no backward pass on CPU"),
         ({"max_tokens": 10, "trainer.max_steps": -1}, "10 tokens are less than a step of"),
         ({"trainer.devices": 0}, "trainer.devices=0 is out of range: give 1 or more, or -1"),
+        ({"trainer.devices": []}, "trainer.devices=[] is no number of devices: give 1 or more"),
+        ({"trainer.devices": [0, 1]}, "trainer.devices is no number of processes: give"),
+        (
+            {"trainer.devices": "x", "trainer.accelerator": "gpu"},
+            "trainer.devices=x is no number of devices: give 1 or more, or -1 for all devices",
+        ),
+        (
+            {"trainer.limit_val_batches": 1.5, "trainer.accelerator": "gpu"},
+            "invalid value 1.5 for limit_val_batches",
+        ),
+        ({"trainer.max_time": "noon"}, "trainer.max_time is no duration: give DD:HH:MM:SS"),
+        (
+            {"trainer.callbacks": [{"class_path": WITHOUT_PACKAGE}]},
+            "NeedsPackage: the package nowhere is not installed",
+        ),
     ],
 )
 def test_an_arm_that_cannot_start_is_refused_before_the_first_run_of_a_study(
@@ -122,3 +141,25 @@ def test_an_arm_that_cannot_start_is_refused_before_the_first_run_of_a_study(
 
     assert f"arm 'second' of {path}: " in error
     assert words in error
+
+
+def test_a_study_for_gpus_is_checked_on_a_machine_without(
+    tmp_path: Path,
+) -> None:
+    """The check leaves no setting of the runs in this process, which starts other runs."""
+    environment = dict(os.environ)
+    settings = {
+        "trainer.accelerator": "gpu",
+        "trainer.devices": [0, 1],
+        "trainer.strategy": "anlit.FullySharded",
+        "trainer.deterministic": True,
+        "data.init_args.path": str(tmp_path / "prepared"),
+    }
+    arms = {"wide": {"configs": ["model/gpt.yaml", "data/python.yaml"], "settings": settings}}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({"arms": arms, "seeds": [1], "sections": ["tuning"]}))
+
+    assert main(["study", "--config", str(path), "--dry_run"]) == 0
+
+    assert dict(os.environ) == environment
+    assert not torch.are_deterministic_algorithms_enabled()
