@@ -22,7 +22,6 @@ from torch import Tensor
 import anlit
 from anlit.checkpoints.location import SETTINGS, WEIGHTS
 from anlit.checkpoints.weights import refuse_non_finite
-from anlit.config.objects import shown
 from anlit.errors import UserError
 from anlit.io.read import read_json
 from anlit.io.write import replacing, write_text
@@ -32,8 +31,6 @@ EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule; the file leaves it out."""
-MODEL_TYPE_PREFIX = "anlit_"
-"""Start of the `model_type` of every model for transformers with anlit's own code."""
 
 
 def write_exported(
@@ -116,22 +113,9 @@ def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def read_settings(folder: str | Path) -> dict[str, Any]:
     """The content of config.json. Raises ValueError if the file is damaged or foreign."""
     record = read_json(Path(folder) / SETTINGS, dict)
-    refuse_own_code(str(record.get("model_type")), folder)
-    if "model_type" in record or "anlit" not in record:
-        raise ValueError(
-            "it is a model for transformers; `anlit import` reads Qwen3, Llama and others"
-        )
+    if "anlit" not in record:
+        raise ValueError(f"its {SETTINGS} is not from anlit export or anlit import")
     return record
-
-
-def refuse_own_code(model_type: str, folder: str | Path) -> None:
-    """Raise UserError for a model in transformers' form that needs anlit's code. It is folded."""
-    if model_type.startswith(MODEL_TYPE_PREFIX):
-        raise UserError(
-            f"{folder} was written for transformers by anlit export --format huggingface "
-            f"(model_type={shown(model_type)}), and no command of anlit reads it: take the run "
-            "folder or the checkpoint that it was exported from"
-        )
 
 
 def read_exported(folder: str | Path) -> dict[str, Any]:

@@ -9,8 +9,10 @@ an exported model                       a folder with `WEIGHTS` and `SETTINGS`
 """
 
 from pathlib import Path
+from typing import Any
 
 from anlit.errors import UserError
+from anlit.io.read import read_json
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run's checkpoints."""
@@ -26,7 +28,11 @@ META = "meta.pt"
 WEIGHTS = "model.safetensors"
 """The weights of an exported model."""
 SETTINGS = "config.json"
-"""The settings of an exported model."""
+"""The settings of an exported model, and of a model of transformers."""
+MODEL_TYPE_PREFIX = "anlit_"
+"""Start of the `model_type` of every model for transformers with anlit's own code."""
+LONGEST_NAME = 40
+"""Characters of a name from a file in a message."""
 
 
 def is_sharded(path: str | Path) -> bool:
@@ -35,7 +41,10 @@ def is_sharded(path: str | Path) -> bool:
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether `path` is a folder that `anlit export` or `anlit import` made."""
+    """Whether `path` is a folder that `anlit export` or `anlit import` made.
+
+    A model of transformers may have the same files, see `refuse_transformers`.
+    """
     return (Path(path) / WEIGHTS).is_file() and (Path(path) / SETTINGS).is_file()
 
 
@@ -78,18 +87,45 @@ def name_to_continue(folder: Path) -> str:
 def find_checkpoint(path: str) -> Path:
     """The checkpoint or exported model `path`; a run folder's best, else its last checkpoint.
 
-    Raises UserError if the path has no checkpoint.
+    Raises UserError if the path has no checkpoint, or a model of transformers.
     """
     if not Path(path).exists():
         raise UserError(
             f"{path} does not exist: give a run folder or a checkpoint such as "
             "RUN/checkpoints/best.ckpt"
         )
+    refuse_transformers(path)
     file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
     if file is None:
         advice = "give a run folder whose training has saved one, or a .ckpt file"
         raise UserError(f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: {advice}")
     return file
+
+
+def refuse_transformers(path: str | Path) -> None:
+    """Raise UserError for a folder with a model in transformers' form."""
+    settings = Path(path) / SETTINGS
+    record = read_json(settings, dict) if settings.is_file() else {}
+    refuse_own_code(record, path)
+    if "model_type" in record:
+        raise UserError(
+            f"{path} is a model of transformers: import it first, with "
+            f"anlit import {path} --output DIR"
+        )
+
+
+def refuse_own_code(record: dict[str, Any], path: str | Path) -> None:
+    """Raise UserError for a model in transformers' form that needs anlit's code. It is folded.
+
+    `record` is the content of its config.json.
+    """
+    model_type = str(record.get("model_type"))[:LONGEST_NAME]
+    if model_type.startswith(MODEL_TYPE_PREFIX):
+        raise UserError(
+            f"{path} was written for transformers by anlit export --format huggingface "
+            f"(model_type={model_type!r}), and no command of anlit reads it: take the run folder "
+            "or the checkpoint that it was exported from"
+        )
 
 
 def refuse_address(path: str | Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from anlit.checkpoints.exported import refuse_own_code
+from anlit.checkpoints.location import refuse_own_code
 from anlit.config.objects import shown
 from anlit.errors import UserError
 from anlit.hub.families import (
@@ -62,7 +62,12 @@ def _find_family(config: dict[str, Any], folder: Path) -> Family:
     model_type = config.get("model_type") or ""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    refuse_own_code(model_type, folder)
+    refuse_own_code(config, folder)
+    if "anlit" in config:
+        raise UserError(
+            f"{folder} is in anlit's own form, and needs no import: give it to the command that "
+            "uses it, such as anlit generate"
+        )
     names = ", ".join(family.name for family in FAMILIES.values())
     raise UserError(
         f"{folder / CONFIG_JSON} has model_type={shown(config.get('model_type'))}, "

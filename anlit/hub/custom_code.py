@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import anlit
-from anlit.checkpoints.exported import MODEL_TYPE_PREFIX
+from anlit.checkpoints.location import MODEL_TYPE_PREFIX
 from anlit.hub.builtin_models import config_sizes
 from anlit.hub.translated_settings import MECHANISMS
 from anlit.nn.layers.positions import NoPE, Positions

@@ -175,6 +175,12 @@ def checkpoint_to_continue(
         return None
     ckpt_path = str(run / CHECKPOINTS / BEST) if ckpt_path == "best" else ckpt_path
     location.refuse_address(ckpt_path)
+    location.refuse_transformers(ckpt_path)
+    if location.is_exported(ckpt_path):
+        raise UserError(
+            f"ckpt_path={ckpt_path} is an exported model, which has no optimizer's state to "
+            f"continue with: begin a run from it with --initial_weights {ckpt_path}"
+        )
     if not location.is_checkpoint(ckpt_path):
         problem = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
         raise UserError(
@@ -280,6 +286,7 @@ def checkpoint_to_evaluate(
     """
     if ckpt_path not in (None, "best", "last"):
         location.refuse_address(ckpt_path)
+        location.refuse_transformers(ckpt_path)
         if location.is_exported(ckpt_path):
             raise UserError(
                 f"ckpt_path={ckpt_path} is an exported model, which anlit {command} does not "

@@ -53,6 +53,24 @@ def test_a_checkpoint_knows_its_run_and_its_data(tmp_path: Path, data: Path) -> 
     assert shards.context_length == LENGTH
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("command", ["generate", "fit", "validate"])
+def test_a_model_of_transformers_is_to_be_imported_in_one_file_or_several(
+    tmp_path: Path, monkeypatch, refusal, trained_run: Path, command: str, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("qwen").mkdir()
+    Path("qwen", "config.json").write_text('{"model_type": "qwen3"}')
+    Path("qwen", file).touch()
+    arguments = [f"--config={trained_run}/config.yaml", "--ckpt_path=qwen", "--run_dir=new"]
+    if command == "generate":
+        arguments = ["qwen", "Once"]
+
+    error = refusal(command, *arguments)
+
+    assert "qwen is a model of transformers: import it first, with anlit import qwen" in error
+
+
 def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
     run = make_run(tmp_path / "run", data, GPT, name="last")
     last = run / "checkpoints" / "last.ckpt"

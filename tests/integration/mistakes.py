@@ -301,6 +301,14 @@ SLOW = [
         r"is an exported model.* use anlit lengths",
     ),
     (
+        "validate --config run/config.yaml --ckpt_path hf",
+        r"hf was written for transformers .* take the run folder or the checkpoint",
+    ),
+    (
+        "fit --config run/config.yaml --run_dir new --ckpt_path exported",
+        r"exported is an exported model.* begin a run from it with --initial_weights exported",
+    ),
+    (
         "test --config tiny.yaml --ckpt_path=last",
         r"finds no last\.ckpt .*give a trained run, anlit test RUN, or",
     ),
@@ -376,7 +384,7 @@ SLOW = [
         r"--stride 100 must be between 1 and the window's 16",
     ),
     ("export run --output run", r"--output run is not an empty folder: choose a new name"),
-    ("import exported --output new", r"choose a checkpoint of Qwen3"),
+    ("import exported --output new", r"exported is in anlit's own form, and needs no import: give"),
     ("compare exported --output new", r"holds no run folder.* give the run_dir of a training"),
     (
         "compare run --output new --baseline nonesuch",
