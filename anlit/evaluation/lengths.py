@@ -98,8 +98,10 @@ class Lengths(Evaluation):
         bytes_per_token = data.bytes_per_token()  # before the split is limited to pieces
         set_validation_pieces(data, self.piece_length, self.n_tokens, self.settings.batch_tokens)
         measurements: list[dict[str, Any]] = []
+        decoder = checkpoint.model.model
+        trained_masking = decoder.document_masking
         for masked in sorted(self.settings.masking, reverse=True):
-            checkpoint.model.model.document_masking = masked
+            decoder.document_masking = masked
             sums_by_length = {}
             sums_by_piece = {}
             for length in self.lengths:
@@ -114,6 +116,7 @@ class Lengths(Evaluation):
                     change = estimate_loss(difference, reference.counts)
                 measurement = {"length": length, "masking": masked, "change": change}
                 measurements.append(measurement | _summarise(sums, length, bytes_per_token))
+        decoder.document_masking = trained_masking
         return measurements
 
     def _sum_losses(

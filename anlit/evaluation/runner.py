@@ -77,7 +77,7 @@ class Evaluation:
         """Choose the measurements, the same for all checkpoints.
 
         Args:
-            checkpoints: Their models are on the meta device.
+            checkpoints: Their models may be on the meta device.
             data: The data of the first checkpoint. All have the same tokens.
 
         Returns:
@@ -109,21 +109,23 @@ class Evaluation:
     def measure_all(self, paths: Sequence[str]) -> dict[str, Any]:
         """Measure the checkpoints; returns the record without command and environment.
 
-        All are loaded once before any is measured, to find faults early. Then each is loaded again
-        and measured. The weights of all may not fit into memory.
+        All are loaded once before any is measured, to find faults early. Then each of several is
+        loaded again and measured. The weights of all may not fit into memory.
         """
         settings = self.settings
         device = find_device(settings.device)
-        checkpoints, data = load_checkpoints(paths, settings.data)
+        checkpoints, data = load_checkpoints(paths, settings.data, settings.device)
         plan = self.plan(checkpoints, data)
+        descriptions = list(map(describe, checkpoints))
         measurements = []
-        for unloaded in checkpoints:
-            checkpoint = load_checkpoint(str(unloaded.file), settings.device)
+        for checkpoint in checkpoints:
+            if checkpoint.device.type == "meta":
+                checkpoint = load_checkpoint(str(checkpoint.file), settings.device)
             checkpoint_data = load_validation_data(checkpoint, settings.data)
             measurements.append(self.measure(checkpoint, checkpoint_data))
         return {
             "device": device_name(device),
-            "checkpoints": list(map(describe, checkpoints)),
+            "checkpoints": descriptions,
             "data": data.fingerprint,
             "settings": asdict(settings) | plan,
             **self.record(checkpoints, measurements),
@@ -131,12 +133,13 @@ class Evaluation:
 
 
 def load_checkpoints(
-    paths: Sequence[str], data_path: str | None
+    paths: Sequence[str], data_path: str | None, device: str
 ) -> tuple[list[Checkpoint], TokenShards]:
     """Load each checkpoint and its data once, so that faults are found before any measurement.
 
     Returns:
-        The checkpoints, with their models on the meta device, and the data of the first.
+        The checkpoints, and the data of the first. The model of a single checkpoint is on the
+        device. Models of several are on the meta device.
 
     Raises:
         UserError: A checkpoint or its data are wrong, or two have different data.
@@ -144,11 +147,13 @@ def load_checkpoints(
     checkpoints: list[Checkpoint] = []
     data: list[TokenShards] = []
     files = {file.resolve(): file for file in map(find_checkpoint, paths)}
+    is_single = len(files) == 1
     for file in files.values():
-        checkpoint = load_checkpoint(str(file), "cpu")
+        checkpoint = load_checkpoint(str(file), device if is_single else "cpu")
         checkpoints.append(checkpoint)
         data.append(load_validation_data(checkpoint, data_path))
-        checkpoint.model.to("meta")  # frees the weights
+        if not is_single:
+            checkpoint.model.to("meta")  # frees the weights
     first_data = data[0].fingerprint
     for checkpoint, checkpoint_data in zip(checkpoints, data, strict=True):
         other_data = checkpoint_data.fingerprint

@@ -17,6 +17,7 @@ from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import lengths as lengths_module
+from anlit.evaluation import runner
 from anlit.evaluation.data import load_validation_data
 from anlit.evaluation.lengths import Lengths, token_losses
 from anlit.evaluation.runner import group_by_seed, load_checkpoints
@@ -171,7 +172,7 @@ def test_the_change_is_the_loss_minus_the_loss_at_the_training_length(
 
 
 def test_the_default_lengths_are_multiples_of_the_training_length(run: Path) -> None:
-    checkpoints, data = load_checkpoints([str(run)], None)
+    checkpoints, data = load_checkpoints([str(run)], None, "cpu")
 
     plan = Lengths(LengthsSettings()).plan(checkpoints, data)
 
@@ -253,7 +254,7 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     also_finetuned = copy_with_initial_weights(first_seed, tmp_path / "b", 2)
     paths = [first_seed, angpt, second_seed, wider, twice, alone, finetuned, also_finetuned]
 
-    loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
+    loaded, _ = load_checkpoints(list(map(str, paths)), str(data), "cpu")
     arms, notes = group_by_seed(loaded)
 
     assert notes == []
@@ -297,7 +298,7 @@ def test_of_runs_with_the_same_seed_the_last_counts(run: Path, data: Path, tmp_p
     also_not_validated = copy_without_seed(run, tmp_path / "also-not-validated")
     paths = [run, other_seed, again, seedless, seedless_copy, not_validated, also_not_validated]
 
-    loaded, _ = load_checkpoints(list(map(str, paths)), str(data))
+    loaded, _ = load_checkpoints(list(map(str, paths)), str(data), "cpu")
     (arm,), notes = group_by_seed(loaded)
 
     counted = [paths[index] for index in arm["checkpoints"]]
@@ -458,8 +459,29 @@ def test_checkpoints_of_different_data_need_common_data(run: Path, tmp_path: Pat
     with pytest.raises(UserError, match=r"have different data .* set --data"):
         run_lengths(tmp_path, run, second, "--lengths=16")
 
-    _, data = load_checkpoints([str(run), str(second)], str(other_data))
+    _, data = load_checkpoints([str(run), str(second)], str(other_data), "cpu")
     assert data.path == str(other_data)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_single_checkpoint_is_read_once_and_several_are_checked_first(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = make_run(tmp_path / "second", data, GPT)
+    read = []
+
+    def load_and_note(path: str, device: str) -> Checkpoint:
+        read.append(Path(path).parent.parent)
+        return load_checkpoint(path, device)
+
+    monkeypatch.setattr(runner, "load_checkpoint", load_and_note)
+
+    run_lengths(tmp_path / "one", run, "--lengths=16", "--tokens=64")
+    assert read == [run]
+    read.clear()
+    run_lengths(tmp_path / "two", run, second, "--lengths=16", "--tokens=64")
+
+    assert read == [run, second, run, second]
 
 
 @pytest.mark.usefixtures("no_figures")
