@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -51,7 +52,7 @@ from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, DivergenceError, Preempted, RunError, UserError
 from anlit.io.read import read_yaml
-from anlit.nn.models.runtime import flush_denormals
+from anlit.nn.models.runtime import flush_denormals, without_matrices
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
@@ -249,7 +250,9 @@ class FitCommand(ConfigurationParser):
                 set_max_steps(self.trainer, config.trainer.max_steps)
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_size(config.model)
-            self.make_objects(config, "model", "data")
+            # An evaluated checkpoint has all matrices. Drawing 10⁸ numbers takes a second.
+            with nullcontext() if is_fit else without_matrices():
+                self.make_objects(config, "model", "data")
         self.model = self.setting("model")
         self.datamodule = self.setting("data")
         # Data with a given vocabulary are prepared when the run starts.

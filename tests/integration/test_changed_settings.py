@@ -2,10 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 
 from anlit.cli import main
+from anlit.nn.models import decoder
 from anlit.training.optim.schedule import Cosine
 from tests.integration.cases import slow_cases
 from tests.integration.conftest import Train, fit_arguments, last_checkpoint
@@ -105,6 +108,24 @@ def test_another_model_is_evaluated_when_told_and_other_data_in_any_case(run_dir
 def test_weights_that_do_not_fit_are_not_evaluated_even_if_accepted(run_dir: Path, refusal) -> None:
     told = ["--model.d_model=64", "--accept_changes=true"]
     assert "does not fit the model (" in refusal(*evaluated(run_dir, "validate", *told))
+
+
+def test_an_evaluation_draws_no_matrix_and_needs_all_of_them_in_the_checkpoint(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
+    def fill(weight: torch.Tensor, draw: object) -> NoReturn:
+        raise AssertionError("a matrix is drawn")
+
+    monkeypatch.setattr(decoder, "fill", fill)
+    assert main(evaluated(run_dir, "validate")) == 0
+    file = run_dir / "checkpoints" / "best.ckpt"
+    content = torch.load(file, weights_only=True)
+    del content["state_dict"]["model.blocks.1.W_o.weight"]
+    torch.save(content, file)
+
+    error = refusal(*evaluated(run_dir, "validate"))
+
+    assert "does not fit the model (model.blocks.1.W_o.weight is missing in it" in error
 
 
 def test_a_longer_run_says_how_the_rate_of_its_next_step_changes(

@@ -27,6 +27,7 @@ from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.sharded import fill
 from anlit.nn.mechanisms.coefficient import shared_coefficients
 from anlit.nn.models.config import DecoderConfig
+from anlit.nn.models.runtime import draws_matrices
 from anlit.nn.models.transfer import NU_GPT, Rule, Transfer
 
 
@@ -168,7 +169,7 @@ class Decoder(nn.Module):
             if module is not self and hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
         for name, weight in self.matrices():
-            if name != "W_g":
+            if name != "W_g" and draws_matrices():
                 fill(weight, partial(self.draw, name))
 
     def draw_missing(self, device: torch.device) -> None:

@@ -50,6 +50,7 @@ LOGITS_THAT_REPAY = 1e11
 (estimated). A kernel takes as long to compile."""
 
 _builds_without_values = ContextVar("_builds_without_values", default=False)
+_draws_matrices = ContextVar("_draws_matrices", default=True)
 
 
 @contextmanager
@@ -60,6 +61,24 @@ def without_values() -> Iterator[None]:
         yield
     finally:
         _builds_without_values.reset(token)
+
+
+@contextmanager
+def without_matrices() -> Iterator[None]:
+    """Build networks inside this context without drawing their matrices, for a checkpoint's.
+
+    Other values are as usual. The matrices hold arbitrary numbers until the checkpoint is loaded.
+    """
+    token = _draws_matrices.set(False)
+    try:
+        yield
+    finally:
+        _draws_matrices.reset(token)
+
+
+def draws_matrices() -> bool:
+    """Whether networks that are built now need initial values in their matrices."""
+    return _draws_matrices.get()
 
 
 @dataclass(frozen=True)
