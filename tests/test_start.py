@@ -1,6 +1,7 @@
 """The names of `import anlit`, the spelling of options, the modules that a command imports."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ HEAVY = (
     "torchao",
     "huggingface_hub",
     "pyarrow",
+    "matplotlib",
 )
 PROGRAM = """
 import contextlib, io, sys
@@ -154,6 +156,22 @@ def test_lazy_torchmetrics_has_all_its_members() -> None:
         "assert issubclass(torchmetrics.MeanSquaredError, Metric), torchmetrics.__version__\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_lazy_torchmetrics_draws() -> None:
+    program = (
+        "from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy\n"
+        "make_torchmetrics_lazy()\n"
+        "import sys; from torchmetrics import Metric\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "import torch; from torchmetrics import MeanMetric, MetricCollection\n"
+        "from torchmetrics.utilities.plot import plot_curve\n"
+        "metrics = MetricCollection({'a': MeanMetric(), 'b': MeanMetric()})\n"
+        "metrics.update(torch.ones(2))\n"
+        "metrics['a'].plot()[0].savefig(sys.argv[1])\n"
+        "metrics.plot(together=True)[0].savefig(sys.argv[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", program, os.devnull], check=True)
 
 
 def test_dir_shows_the_classes() -> None:

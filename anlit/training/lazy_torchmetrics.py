@@ -1,8 +1,9 @@
 """Lets Lightning import two classes of torchmetrics without the whole package.
 
 The whole package imports scipy.signal, and also transformers and torchvision if they are installed.
-This is a third of the processor time of `anlit fit --help`. `make_torchmetrics_lazy` puts an empty
-module in the package's place, which loads each attribute on demand.
+This is a third of the processor time of `anlit fit --help`. The two classes alone import
+matplotlib, a tenth of it. `make_torchmetrics_lazy` puts an empty module in the place of the
+package, and another in the place of its plots. Both load attributes on demand.
 """
 
 import importlib
@@ -23,6 +24,8 @@ SUBMODULES = {
 
 If a version of torchmetrics lacks an entry, the whole package is loaded. This costs time only.
 """
+PLOTS_NAME = f"{PACKAGE_NAME}.utilities.plot"
+"""The module that imports matplotlib."""
 
 
 def make_torchmetrics_lazy() -> None:
@@ -37,6 +40,31 @@ def make_torchmetrics_lazy() -> None:
         vars(package)["_logger"] = logging.getLogger(PACKAGE_NAME)
         vars(package)["__getattr__"] = partial(_load_attribute, package)
         sys.modules[PACKAGE_NAME] = package
+        sys.modules[PLOTS_NAME] = _lazy_plots()
+
+
+def _lazy_plots() -> ModuleType:
+    """A module with the names that the two classes import. Other names load the real module."""
+    plots = ModuleType(PLOTS_NAME)
+    vars(plots).update({
+        "_AX_TYPE": object,  # types in annotations
+        "_PLOT_OUT_TYPE": object,
+        "plot_single_or_multi_val": _plot,
+        "__getattr__": _load_plots_attribute,
+    })  # fmt: skip
+    return plots
+
+
+def _plot(*args: Any, **kwargs: Any) -> Any:
+    return _load_plots_attribute("plot_single_or_multi_val")(*args, **kwargs)
+
+
+def _load_plots_attribute(name: str) -> Any:
+    if name.startswith("__"):  # importlib and inspect ask for them
+        raise AttributeError(name)
+    if "__file__" not in vars(sys.modules[PLOTS_NAME]):
+        del sys.modules[PLOTS_NAME]
+    return getattr(importlib.import_module(PLOTS_NAME), name)
 
 
 def _load_attribute(package: ModuleType, name: str) -> Any:
