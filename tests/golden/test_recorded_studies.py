@@ -83,3 +83,18 @@ def test_a_recorded_study_is_drawn_again_with_its_times_of_steps(tmp_path: Path)
     for old, new in zip(recorded, drawn, strict=True):
         for key in ("final_loss", "speedup_tokens", "time_per_token", "speedup_wall_clock"):
             assert_same(new[key], old[key], f"{old['label']}, {key}")
+
+
+def test_recorded_speed_ups_of_annealed_runs_follow_from_their_curves(tmp_path: Path) -> None:
+    """Losses, differences, both speed-ups and their trends, for each comparison and length."""
+    folder = RESULTS / "annealed"
+    source = ["--config=study/annealed.yaml", "--budget=cpu", "--reuse", str(folder)]
+
+    assert main([*source, f"--output={tmp_path / 'out'}", "--report_only"]) == 0
+
+    recorded = json.loads((folder / "report.json").read_text())["annealed"]
+    drawn = json.loads((tmp_path / "out" / "report.json").read_text())["annealed"]
+    assert len(recorded) == 7, "arms in two comparisons"
+    for old, new in zip(recorded, drawn, strict=True):
+        assert new.keys() == old.keys()
+        assert_same(new, old, f"{old['arm']} against {old['baseline']}")
