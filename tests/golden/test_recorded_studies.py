@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anlit.commands.study import main
+from anlit.study.sections import annealed, convergence
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -85,8 +86,12 @@ def test_a_recorded_study_is_drawn_again_with_its_times_of_steps(tmp_path: Path)
             assert_same(new[key], old[key], f"{old['label']}, {key}")
 
 
-def test_recorded_speed_ups_of_annealed_runs_follow_from_their_curves(tmp_path: Path) -> None:
+def test_recorded_speed_ups_of_annealed_runs_follow_from_their_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses, differences, both speed-ups and their trends, for each comparison and length."""
+    for module, function in ((annealed, "draw"), (convergence, "plot_convergence")):
+        monkeypatch.setattr(module, function, lambda *_: None)  # pictures take seconds
     folder = RESULTS / "annealed"
     source = ["--config=study/annealed.yaml", "--budget=cpu", "--reuse", str(folder)]
 
