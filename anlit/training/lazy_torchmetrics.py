@@ -46,12 +46,13 @@ def make_torchmetrics_lazy() -> None:
 def _lazy_plots() -> ModuleType:
     """A module with the names that the two classes import. Other names load the real module."""
     plots = ModuleType(PLOTS_NAME)
-    vars(plots).update({
+    members: dict[str, Any] = {
         "_AX_TYPE": object,  # types in annotations
         "_PLOT_OUT_TYPE": object,
         "plot_single_or_multi_val": _plot,
         "__getattr__": _load_plots_attribute,
-    })  # fmt: skip
+    }
+    vars(plots).update(members)
     return plots
 
 
