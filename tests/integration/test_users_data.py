@@ -318,7 +318,11 @@ for number, command in enumerate(sys.argv[1:]):
         file = os.open(f"{number}.txt", os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1)
         os.dup2(file, 2)
-        raise SystemExit(main(command.split()))
+        try:
+            main(command.split())
+        finally:
+            sys.stdout.flush()
+            os._exit(0)  # to free the libraries' objects takes longer than the command
     os.wait()
 """
 """A program whose children each run a command, before anything has imported anlit's classes."""
