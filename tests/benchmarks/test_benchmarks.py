@@ -100,7 +100,9 @@ def test_attention_measures_and_writes_every_kernel(
 
 
 @pytest.mark.parametrize("peaks", [(1e9, 3e9), (3e9, 1e9)], ids=["busy before", "busy after"])
-@pytest.mark.parametrize("command", ["attention", "step --models GPT --peers none"])
+@pytest.mark.parametrize(
+    "command", ["attention --entrants plain,sdpa", "step --models GPT --peers none"]
+)
 def test_the_greater_of_two_measured_peaks_counts(
     tmp_path: Path, monkeypatch, command: str, peaks: tuple[float, float]
 ) -> None:
