@@ -12,12 +12,13 @@ import numpy as np
 
 from anlit.compare.statistics import SpeedUp, tokens_to_loss
 from anlit.compare.tokenizers import (
+    block_length,
     has_other_tokenizer,
     notes_across_tokenizers,
     obstacle_across_tokenizers,
     tokenizers_of,
 )
-from anlit.config.labels import mapping
+from anlit.config.labels import init_args, mapping
 from anlit.config.schema import (
     CORPUS,
     MODEL,
@@ -46,7 +47,13 @@ EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
 CONTENT = "data.content"
 TOKENIZER = "data.tokenizer"
-FOLLOWS_TOKENIZER = (CONTENT, TOKENIZER, "model.vocab_size", "data.vocab_size")
+FOLLOWS_TOKENIZER = (
+    CONTENT,
+    TOKENIZER,
+    "model.vocab_size",
+    "data.vocab_size",
+    "data.val_context_length",
+)
 """Settings that differ with the tokenizer, about which a comparison across tokenizers has notes."""
 ACROSS_TOKENIZERS = (
     "Tokenizers differ: losses are in bits per byte of validation text, and curves and speed-ups "
@@ -293,9 +300,12 @@ def _is_measured_apart(group: Group, baseline: Group) -> bool:
     settings = _task(group)
     baseline_settings = _task(baseline)
     keys = differing([settings, baseline_settings])
+    is_across_tokenizers = has_other_tokenizer(group, baseline)
+    if is_across_tokenizers:
+        keys = [key for key in keys if schema_key(key) not in FOLLOWS_TOKENIZER]
     if any(changes_measure(key) for key in keys) or _unknown_data(group, baseline):
         return True
-    if has_other_tokenizer(group, baseline):
+    if is_across_tokenizers:
         return False
     has_contents = CONTENT in settings and CONTENT in baseline_settings
     return CONTENT in keys and has_contents
@@ -318,8 +328,15 @@ def _unknown_data(group: Group, baseline: Group) -> str:
 
 
 def _task(group: Group) -> dict[str, Any]:
-    """Settings of texts, training and validation, which a comparison should have in common."""
-    return {key: value for key, value in group.settings.items() if _is_task(key)}
+    """Settings of texts, training and validation, which a comparison should have in common.
+
+    A null `val_context_length` has the number that it stands for, if the data have this setting.
+    """
+    settings = {key: value for key, value in group.settings.items() if _is_task(key)}
+    run = group.runs[0]
+    if "val_context_length" in init_args(run.config.get("data")):
+        settings["data.init_args.val_context_length"] = block_length(run)
+    return settings
 
 
 def _is_task(key: str) -> bool:

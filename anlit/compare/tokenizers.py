@@ -92,7 +92,7 @@ def _reads_all_text(run: Run) -> bool:
     return settings.get("val_blocks") is None and settings.get("score_first_token") is not False
 
 
-def _block_length(run: Run) -> int:
+def block_length(run: Run) -> int:
     """The tokens of a validation sequence."""
     data = init_args(run.config.get("data"))
     model = init_args(run.config.get("model"))
@@ -133,5 +133,5 @@ def _rate(run: Run) -> str:
 
 def _context(run: Run) -> str:
     """`256 tokens, about 980`: the validation's context in tokens and bytes."""
-    length = _block_length(run)
+    length = block_length(run)
     return f"{length} tokens, about {length * bytes_per_token(run, 'val'):,.0f}"

@@ -114,6 +114,22 @@ def test_losses_on_different_tokens_give_no_speed_up_and_no_test(make_run, tmp_p
 
 
 @pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(("length", "is_compared"), [(128, False), (256, True)])
+def test_validation_by_default_has_the_context_of_training(make_run, tmp_path, length, is_compared):
+    """The baseline trains and validates on 256 tokens, by a null `val_context_length`."""
+    default = {"data.init_args.val_context_length": None}
+    shorter = {"model.init_args.context_length": 128, "data.init_args.val_context_length": length}
+    make_run("gpt", SLOWER, settings=default)
+    make_run("ngpt", FASTER, NGPT, settings=shorter)
+
+    report = report_on_runs(tmp_path)
+
+    assert (report.raw["groups"][1]["speedup_tokens"]["mean"] is not None) == is_compared
+    note = "nGPT, plain: validated differently: val_context_length is 128, the baseline 256."
+    assert (note in report.notes) == (not is_compared)
+
+
+@pytest.mark.usefixtures("no_plot")
 def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
     gpt = make_run("gpt", STANDS_STILL)
     starts_below = {100: 2.9, 400: 2.6}
