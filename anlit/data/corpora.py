@@ -102,9 +102,9 @@ class PythonSources(TokenShards):
 
 
 class TextFiles(TokenShards):
-    """Any folder of UTF-8 text files as a corpus. Each different file is a document.
+    """A folder of UTF-8 texts as a corpus: a document per text file, JSON line or parquet row.
 
-    JSON lines (.json, .jsonl, also .gz or .zst) and parquet hold a document per line or row.
+    Copies of a text file count once. JSON lines end in .json or .jsonl, also in .gz or .zst.
 
     Args:
         source: folder with the text files. Not needed any more once the shards exist.

@@ -100,7 +100,7 @@ def test_a_text_file_that_changes_meanwhile(tokenizer: str, source: Path, out: P
         (
             "OpenWebText",
             {"val_fraction": 0.3},
-            r"splits \{.*'fraction': 0.2.*\} → \{.*'fraction': 0.3",
+            r"\(splits.fraction 0.2 → 0.3\)",
         ),
         ("OpenWebText", {"tokenizer": "bpe"}, "vocab_size None → 4096"),
         ("OpenWebText", {"tokenizer": "another.json"}, r"tokenizer sha256:\w+ → sha256"),
@@ -382,3 +382,18 @@ def test_a_bad_line_stops_or_is_skipped(
             skipped += file.get("skipped_list", [])
     assert skipped == [["line 31", "no_subset_field", detail]]
     assert_holds(Path("out"), {"train/RedPajamaC4": texts, "val/RedPajamaC4": ["val"]})
+
+
+def test_a_corpus_without_validation_tells_what_was_skipped(source: Path, out: Path) -> None:
+    write(source / "a.jsonl", b'{"text": "a"}\n{"content": "b"}\n{"content": "c"}\n')
+    recipe = recipe_of("TextFiles", source, pattern="*.jsonl", vocab_size=257)
+
+    with pytest.raises(UserError, match=r"1 document\(s\) in 1 file\(s\).* \(no_text_field 2\)"):
+        make(out, recipe, skip_bad=True)
+
+
+def test_a_folder_of_ones_own_is_not_in_the_hubs_layout(source: Path, out: Path) -> None:
+    recipe = recipe_of("TextFiles", source, pattern="*.jsonl")
+
+    with pytest.raises(UserError, match=r"no folder .*source: set --source .*, --pattern"):
+        make(out, recipe)

@@ -236,6 +236,42 @@ def test_a_source_that_was_copied_is_compared_once_and_found_the_same(
     assert "Comparing" not in capsys.readouterr().err
 
 
+@each_source
+def test_a_project_that_moved_with_its_sources_goes_on(
+    write_source: WriteSource, name: str, tmp_path: Path, capsys
+) -> None:
+    """Its shards are read, with the sources and without them. Edited sources are refused."""
+    write_source(tmp_path / "project" / "texts")
+    assert main(prepare_command(tmp_path / "project" / "texts", name, tmp_path / "project/o")) == 0
+    project = (tmp_path / "project").rename(tmp_path / "moved")
+    command = prepare_command(project / "texts", name, project / "o")
+    contents = hashes(project / "o")
+
+    assert main(command) == 0
+    edit_text(project / "texts" / name)
+    assert main([*command, "--verify"]) == 2
+    assert f"{name} is not what" in capsys.readouterr().err
+    shutil.rmtree(project / "texts")
+    assert main(command) == 0
+
+    assert re.search(r"texts has no files, so .*prepared from .*project", capsys.readouterr().err)
+    assert hashes(project / "o") == contents
+
+
+def test_sources_of_many_kinds_that_are_gone(source: Path, out: Path) -> None:
+    """The pattern does not tell that some files had many documents."""
+    write_json_files(source)
+    data = TextFiles(str(source), str(out), pattern="**/*", vocab_size=260, val_fraction=0.5)
+    data.prepare_data()
+    shutil.rmtree(source)
+
+    data.prepare_data()
+
+    data.recipe_options["val_fraction"] = 0.4
+    with pytest.raises(UserError, match=r"fraction 0.5 → 0.4\)"):
+        data.prepare_data()
+
+
 def test_sources_that_are_gone_or_a_copy_without_records(
     source: Path, tmp_path: Path, out: Path, capsys
 ) -> None:

@@ -347,7 +347,7 @@ SLOW = [
     ),
     (
         'prepare TextFiles --source texts --pattern ""',
-        r"No file matches  in .*texts: set --source .*, or --pattern",
+        r"No file matches  in .*texts: set --source .*, --pattern",
     ),
     (
         "prepare Hub --repo c4 --files *.parquet",

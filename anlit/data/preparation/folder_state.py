@@ -10,10 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from anlit.config.labels import mapping
 from anlit.data import tokenizer as tokenizers
 from anlit.data.preparation.publish import (
     RECORD_ERRORS,
@@ -70,21 +72,31 @@ def refuse_other_settings(folder: Path, stored: Any, settings: Mapping[str, Any]
     """Raise UserError if a folder was prepared with other settings.
 
     Settings that the recipe lacks, such as the files of a source that is gone, are not compared.
+    Nor is the path of the source: a copy of the same files elsewhere is the same corpus.
     """
-    stored = stored if isinstance(stored, dict) else {}
+    stored = _flat(mapping(stored))
+    current = _flat({name: value for name, value in settings.items() if name != "source"})
     differences = []
-    for name in sorted(settings):
-        if stored.get(name) != settings[name]:
+    for name, value in sorted(current.items()):
+        if stored.get(name) != value:
             if name == "listing_sha256":
                 differences.append("names or sizes of the source files")
             else:
-                differences.append(f"{name} {stored.get(name)} → {settings[name]}")
+                differences.append(f"{name} {stored.get(name)} → {value}")
     if differences:
         remedy = "remove the folder, or choose another (--output, or --data.path)"
         if (folder / MANIFEST).is_file():
             remedy += ", or read it unchanged with --data TokenShards"
         listed = ", ".join(differences)
         raise UserError(f"{folder} was prepared with other settings or files ({listed}): {remedy}")
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with one key for each entry of `splits`, as in `splits.fraction`."""
+    flat = {name: value for name, value in settings.items() if name != "splits"}
+    for name, value in mapping(settings.get("splits")).items():
+        flat[f"splits.{name}"] = value
+    return flat
 
 
 def find_damage(folder: Path, checksums: bool) -> str | None:
@@ -172,8 +184,12 @@ def check_sources(
 ) -> None:
     """Raise UserError if a source file on this machine has another content than the shards.
 
-    Files are read if `times`, from `times_sha256`, have changed, or if `read_all` is set.
+    Files are read if `times`, from `times_sha256`, have changed, or if `read_all` is set. Say if
+    there are no files, and the folder was prepared from others.
     """
+    prepared_from = mapping(manifest.get("settings")).get("source")
+    if not source.paths and prepared_from not in (None, recipe.source):
+        _say_of_other_source(folder, recipe.source, prepared_from)
     if not source.paths or (not read_all and _read_times(folder) == times):
         return
     recorded = _recorded_hashes(folder, manifest["tasks"])
@@ -195,6 +211,11 @@ def check_sources(
     say("Their contents are the same.")
     with suppress(OSError):  # the folder may be another user's; the next start reads them again
         write_times(folder, times)
+
+
+@cache  # a command may come here twice
+def _say_of_other_source(folder: Path, source: str | None, prepared_from: str) -> None:
+    say(f"{source} has no files, so {folder} is read as it was prepared from {prepared_from}.")
 
 
 def _read_times(folder: Path) -> str | None:

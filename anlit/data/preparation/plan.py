@@ -133,6 +133,7 @@ def _stored_plan(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | 
     content = read_json(path, {}, remedy)
     stored = {key: content.get(key) for key in PLAN_KEYS}
     refuse_other_settings(folder, stored["settings"], settings)
+    stored["settings"] = settings  # they may name another folder of the same files
     if not COMMIT.fullmatch(str(stored["commit"] or 40 * "0")):  # it becomes an address
         raise UserError(f"{path} cannot be used (its commit is {stored['commit']!r:.50}): {remedy}")
     return stored

@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
+from anlit.config.labels import mapping
 from anlit.data.preparation.executors import run_tasks
 from anlit.data.preparation.folder_state import (
     LOCK,
@@ -33,6 +34,7 @@ from anlit.data.preparation.plan import make_plan, settings_of
 from anlit.data.preparation.publish import publish, read_records
 from anlit.data.preparation.recipes import Recipe
 from anlit.data.preparation.sources import (
+    CHOOSE_TEXT,
     OTHER_FORMAT,
     CorpusFiles,
     DistinctTexts,
@@ -80,7 +82,7 @@ def prepare(
     """
     folder = Path(path)
     with _plain_errors(folder):
-        source = open_source(recipe)
+        source = open_source(recipe, folder)
         settings = settings_of(recipe, source)
         times = times_sha256(source.paths)
         if check_folder(folder, settings) and find_damage(folder, verify) is None:
@@ -116,22 +118,33 @@ def prepare(
             return manifest
 
 
-def open_source(recipe: Recipe) -> CorpusFiles:
-    """Return the source that a recipe describes."""
+def open_source(recipe: Recipe, folder: Path) -> CorpusFiles:
+    """Return the source that a recipe describes.
+
+    Its files may be gone if the prepared `folder` exists.
+    """
     if recipe.python is not None:
         files = list_python_library(recipe.include_site_packages)
         return DistinctTexts(files, recipe.val_fraction, "*.py of this Python", may_skip=True)
     if recipe.source is None:
         assert recipe.repository is not None, "such a recipe requires --source"
         return HubFiles(recipe.repository, recipe.revision, recipe.layouts[0])
-    local = LocalFiles(recipe.source, recipe.layouts)
-    if recipe.repository is None:
-        # The files may be gone when the shards exist; the pattern tells their kind.
-        names = list(local.paths) or [recipe.pattern]
-        if all(map(is_one_text, names)):
-            description = f"{recipe.pattern} in {recipe.source}"
-            return DistinctTexts(local.paths, recipe.val_fraction, description)
+    if recipe.repository is not None:
+        return LocalFiles(recipe.source, recipe.layouts)
+    local = LocalFiles(recipe.source, recipe.layouts, CHOOSE_TEXT)
+    if _is_a_text_each(recipe, local, folder):
+        description = f"{recipe.pattern} in {recipe.source}"
+        return DistinctTexts(local.paths, recipe.val_fraction, description)
     return local
+
+
+def _is_a_text_each(recipe: Recipe, local: LocalFiles, folder: Path) -> bool:
+    """Whether every file is a single document. Of files that are gone, the manifest tells it."""
+    if local.paths:
+        return all(map(is_one_text, local.paths))
+    if (folder / MANIFEST).is_file():
+        return "val_fraction" in mapping(read_manifest(str(folder)).get("settings"))
+    return is_one_text(recipe.pattern)
 
 
 def _refuse_links(folder: Path) -> None:

@@ -54,13 +54,17 @@ def publish(
     """Finish the folder. Raise UserError if there is nothing to train on or to validate with."""
     streams = join_streams(records, job.dtype)
     counts = counts_of(streams)
+    skipped = count_skipped(records, listing.skipped)
     for split in (TRAIN, VAL):
         if split not in counts["splits"]:
             forget(job.folder)
+            contents = f"{counts['documents']:,} document(s) in {len(listing.files):,} file(s)"
+            reasons = [f"{reason} {entry['count']:,}" for reason, entry in skipped.items()]
+            left_out = f", others are skipped ({', '.join(reasons)})" if reasons else ""
             raise UserError(
-                f"The corpus leaves no document for {split}, it has {len(listing.files):,} "
-                "file(s): prepare more text, or hold out another part of it (--val_fraction of "
-                "your own files and of the hub's)"
+                f"The corpus leaves no document for {split}, it has {contents}{left_out}: prepare "
+                "more text, or hold out another part of it (--val_fraction of your own files and "
+                "of the hub's)"
             )
     for name, stream in streams.items():
         write_json(job.folder / name / INDEX, _index(stream.chunks, job.dtype))
@@ -76,7 +80,7 @@ def publish(
         "tasks": len(records),
         "files": len(listing.files),
         **counts,
-        "skipped": count_skipped(records, listing.skipped),
+        "skipped": skipped,
         "vocab_size": job.vocab_size,
         "dtype": job.dtype.name,
         "end_of_document": job.end_of_document,

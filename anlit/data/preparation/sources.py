@@ -15,6 +15,12 @@ from anlit.data.preparation.formats.text import foreign_format, read_range
 from anlit.data.storage.manifest import TRAIN, VAL
 from anlit.errors import UserError
 
+CHOOSE_HUB_COPY = "set --source to the folder that holds the corpus in the hub's layout"
+CHOOSE_TEXT = (
+    "set --source (--data.source) to the folder with the text, --pattern (--data.pattern) to the "
+    "names of its files, or --data.path to the folder that was prepared from them"
+)
+"""What to do if no file of the user's matches."""
 OTHER_FORMAT = "other_format"
 """Reason to leave out a file: the source has the corpus in several formats."""
 
@@ -65,10 +71,19 @@ class CorpusFiles:
 
 
 class LocalFiles(CorpusFiles):
-    """A folder with the corpus, in the first of several layouts (lists of globs) that matches."""
+    """A folder with the corpus, in the first of several layouts (lists of globs) that matches.
 
-    def __init__(self, root: str | Path, layouts: Sequence[Sequence[str]]) -> None:
+    `remedy` tells what to do if no file matches.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        layouts: Sequence[Sequence[str]],
+        remedy: str = CHOOSE_HUB_COPY,
+    ) -> None:
         self.root = Path(root)
+        self.remedy = remedy
         self.patterns = " or ".join(layouts[0])
         all_names: set[str] = set()
         for layout in layouts:
@@ -108,9 +123,7 @@ class LocalFiles(CorpusFiles):
         problem = f"There is no folder {self.root}"
         if self.root.is_dir():
             problem = f"{self.root} has no file that matches {self.patterns}"
-        return UserError(
-            f"{problem}: set --source to the folder that holds the corpus in the hub's layout"
-        )
+        return UserError(f"{problem}: {self.remedy}")
 
 
 class DistinctTexts(CorpusFiles):
@@ -141,10 +154,7 @@ class DistinctTexts(CorpusFiles):
 
     def refuse_if_empty(self) -> None:
         if not self.paths:
-            raise UserError(
-                f"No file matches {self.description}: set --source (--data.source) to the folder "
-                "with the text, or --pattern (--data.pattern) to the names of its files"
-            )
+            raise UserError(f"No file matches {self.description}: {CHOOSE_TEXT}")
 
     def listing(self) -> Listing:
         self.refuse_if_empty()
