@@ -119,12 +119,13 @@ def _import_modules(arguments: list[str]) -> list[str]:
     for module in options.modules:
         try:
             importlib.import_module(module)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # whatever the user's file raises
             fix = (
                 "give the dotted name of an installed module, or of a file in this folder or "
                 "PYTHONPATH"
             )
-            raise UserError(f"--import {module} fails ({error}): {fix}") from error
+            cause = f"{type(error).__name__}: {error}"
+            raise UserError(f"--import {module} fails ({cause}): {fix}") from error
     return further_arguments
 
 

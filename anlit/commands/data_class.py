@@ -1,13 +1,13 @@
 """Finds and checks the class of the data in a command."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from pydoc import locate
 from typing import Any
 
 import lightning as L
 
 import anlit
+from anlit.config.imports import DOTTED_PATH, import_failure, path_problem
 from anlit.config.labels import mapping
 from anlit.errors import UserError
 
@@ -50,21 +50,18 @@ def _check_class(path: str) -> None:
 
     The parser looks for bare names, and explains files and lists of settings.
     """
-    module, _, name = path.rpartition(".")
-    if not module or not path.replace(".", "").replace("_", "").isalnum():
+    if not DOTTED_PATH.fullmatch(path):
         return
-    try:
-        found = locate(path)
-        if found is None:
-            import_module(module)
-    except Exception as error:
-        cause: Any = getattr(error, "value", error)  # of pydoc's ErrorDuringImport
+    failure = import_failure(path)
+    if failure:
         raise UserError(
-            f"data names {path}, and importing {module} fails ({type(cause).__name__}: {cause}): "
-            "correct the module, or give one of this folder or of an installed package"
-        ) from error
-    if found is None:
-        raise UserError(f"data names {path}, and {module} has no {name}: give a class that it has")
+            f"data names {path}, and {failure}: correct the module, or give one of this folder or "
+            "of an installed package"
+        )
+    problem = path_problem(path)
+    if problem:
+        raise UserError(f"data names {path}, and {problem}: give a class that it has")
+    found = locate(path)
     if isinstance(found, type) and issubclass(found, L.LightningDataModule):
         return
     raise UserError(

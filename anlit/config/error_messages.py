@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anlit.config import foreign_names
+from anlit.config.imports import DOTTED_PATH, import_failure, is_broken, path_problem
 from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
 from anlit.config.value_checks import TYPES_IN_WORDS
@@ -43,6 +44,8 @@ _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
 _OWNER_IN_VALUE = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _WRAPPED = re.compile(r"Problem with given class_path '(?:[^']*\.)?(?P<name>\w+)': (?P<cause>.*)")
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
+_NAMED_PATH = re.compile(r"(?:value: |val='|path but |class_path[ =]')([\w.]+)")
+"""A path in an error of jsonargparse that the user may have written."""
 _FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
 """Errors of a union's members after the first with a class. Only the first has the user's class."""
 _HEADER = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):")
@@ -93,6 +96,10 @@ def explain_parser_error(message: str, options: Collection[str], program: str) -
     """One sentence for an error of a parser, with the arguments of `ParserError`."""
     shortened = _FURTHER_MEMBERS.sub(r"\1\2", message.strip())
     error = ParserError(shortened, options, program)
+    is_denied = "is not allowed" in shortened  # by the parser, which has not imported it
+    for path in () if is_denied else dict.fromkeys(_NAMED_PATH.findall(shortened)):
+        if DOTTED_PATH.fullmatch(path) and is_broken(path):
+            return f"{error.key} names {path}, and {import_failure(path)}: correct the module"
     for patterns, explain in EXPLANATIONS:
         match = _first_match(patterns, shortened)
         if match:
@@ -332,7 +339,9 @@ def explain_no_class(key: str, value: Any) -> str:
             fix = f"choose {choices}"
     if value == "None":
         return f"{key} has an empty value: {fix}"
-    return f"{key} names {value}, which is not a class for it: {fix}"
+    problem = path_problem(str(value))
+    reason = f", since {problem}" if problem else ""
+    return f"{key} names {value}, which is not a class for it{reason}: {fix}"
 
 
 def class_choices(name: str) -> str:

@@ -244,3 +244,29 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch) -> 
     assert settings["vocab_size"] == 384  # 300 rounded up to a multiple of 128
     assert checkpoint["hyper_parameters"]["vocab_size"] == 384
     assert checkpoint["state_dict"]["model.embedding.weight"].shape == (384, 16)
+
+
+@pytest.mark.parametrize(
+    "option", ["model", "model.attention", "model.optimizer", "trainer.callbacks"]
+)
+@pytest.mark.parametrize("mistake", ["1 / 0", "import nowhere", "class A(:", "raise ValueError(1)"])
+def test_a_module_of_the_user_that_cannot_be_imported(
+    option: str, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mistaken.py").write_text(mistake)
+
+    message = refusal("fit", "--model=GPT", f"--{option}=mistaken.A", "--data.path=data")
+
+    assert "names mistaken.A, and importing mistaken fails (" in message
+    message = refusal("generate", "run", "hello", "--import", "mistaken")
+    assert "--import mistaken fails (" in message
+
+
+def test_a_class_that_the_users_module_lacks(tmp_path: Path, monkeypatch, refusal) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("without_classes.py").touch()
+
+    message = refusal("fit", "--model=GPT", "--model.attention=without_classes.A")
+
+    assert "since without_classes has no A: choose ALiBi" in message

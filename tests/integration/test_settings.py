@@ -201,7 +201,8 @@ def test_an_option_is_read_as_a_file_is(
         ),
         (
             "model: {init_args: {schedule: {class_path: anlit.Foo}}}",
-            "model.schedule names anlit.Foo, which is not a class for it: choose Constant, Cosine",
+            "model.schedule names anlit.Foo, which is not a class for it, since anlit has no "
+            "Foo: choose Constant, Cosine",
         ),
         (
             "model: {init_args: {lr: 3}}",
