@@ -11,6 +11,7 @@ from pathlib import Path
 
 from anlit.compare.comparison import (
     COMPARISON,
+    STUDY,
     Comparison,
     compare_groups,
     record_runs,
@@ -21,6 +22,7 @@ from anlit.compare.statistics import Summary
 from anlit.compare.tokenizers import with_common_measure
 from anlit.config.labels import ARCHITECTURES
 from anlit.errors import UserError
+from anlit.io.read import read_json
 from anlit.io.write import output_folder, write_json, writing
 from anlit.reporting.page import listed, write_page
 from anlit.reporting.text import code, literal
@@ -73,10 +75,26 @@ def compare(
         compared = [group for group in counted if group is not baseline_group]
         time_steps([baseline_group, *compared], folder)
     comparison = compare_groups(groups, baseline_group, runs, folder, command)
+    notes += _notes_on_studies(runs, paths)
     comparison = replace(comparison, notes=(*notes, *comparison.notes))
     _write(comparison)
     show(comparison)
     return comparison
+
+
+def _notes_on_studies(runs: Sequence[Run], paths: Sequence[str]) -> list[str]:
+    """Tell of runs that were found in a study's folder: some of them chose its settings."""
+    given = {Path(path) for path in paths}
+    folders = {run.folder.parent for run in runs if run.folder not in given}
+    notes = []
+    for folder in sorted(folders):
+        record = read_json(folder / STUDY, {}, "repeat anlit study", missing={})
+        if record.get("tuning"):
+            notes.append(
+                f"{folder}: the folder of a study, whose TUNING RUNS count as seeds here; the "
+                "study's own report leaves them out."
+            )
+    return notes
 
 
 def _refuse_report_of_other_runs(folder: Path, runs: Sequence[Run]) -> None:

@@ -126,3 +126,18 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
     notes = notes_on(make_run("a"), run, tmp_path / "o")
 
     assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_tuning_runs_in_the_folder_of_a_study_are_noted(make_run, tmp_path):
+    """Unless nothing was tuned, or the runs are named, so that the user has chosen them."""
+    study = make_run("a").parent
+    run = make_run("b", model=NGPT)
+    (study / "report.json").write_text('{"tuning": {}}')
+    assert compare([str(study)], str(tmp_path / "o")).notes == (NOT_MEASURED,)
+    (study / "report.json").write_text('{"tuning": {"gpt": [{"setting": {"lr": 1}, "loss": 3}]}}')
+
+    by_folder = compare([str(study)], str(tmp_path / "o")).notes
+
+    assert by_folder[0].startswith(f"{study}: the folder of a study, whose TUNING RUNS count")
+    assert notes_on(study / "a", run, tmp_path / "o") == (NOT_MEASURED,)
