@@ -6,7 +6,7 @@ the vectors by layer (`hidden_norms`). And it has the distribution of the attent
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -91,6 +91,7 @@ class Diagnose(Evaluation):
         model = checkpoint.model
         if self.settings.masking is not None:
             model.model.document_masking = self.settings.masking
+        _refuse_long(data, self.lengths)
         by_length = {}
         for length in self.lengths:
             by_length[length] = _measure_length(checkpoint, data, length, self.settings.tokens)
@@ -226,6 +227,19 @@ def _without_ranges(table: Table) -> Table:
     return replace(table, rows=rows)
 
 
+def _refuse_long(data: TokenShards, lengths: Sequence[int]) -> None:
+    """Raise UserError if the validation split is shorter than a sequence of any length."""
+    too_long = [
+        length for length in lengths if next(complete_sequences(data, length, 1), None) is None
+    ]
+    if too_long:
+        fitting = ",".join(str(length) for length in lengths if length not in too_long)
+        remedy = f"give --lengths {fitting}" if fitting else "give shorter --lengths"
+        raise UserError(
+            f"{data.path}/val has no {too_long[0]:,} tokens in a row: {remedy}, or set --data"
+        )
+
+
 @torch.no_grad()
 def _measure_length(
     checkpoint: Checkpoint, data: TokenShards, length: int, tokens: int
@@ -237,11 +251,6 @@ def _measure_length(
         for batch in complete_sequences(data, length, tokens):
             model(batch.tokens.to(checkpoint.device), batch.document_ids.to(checkpoint.device))
             n_read += batch.tokens.numel()
-    if not n_read:
-        raise UserError(
-            f"{data.path}/val has no {length:,} tokens in a row: "
-            f"leave {length} out of --lengths, or set --data"
-        )
     means = [layer.means() for layer in layers]
     statistics = {}
     for name in means[0]:

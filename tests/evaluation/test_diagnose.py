@@ -178,10 +178,19 @@ def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
     assert two_sequences["lengths"][16]["tokens"] == 2 * 16
 
 
-def test_a_length_beyond_the_split_is_refused(run: Path) -> None:
-    message = "val has no 2,000 tokens in a row: leave 2000 out of --lengths"
-    with pytest.raises(UserError, match=message):
-        measure(run, 2000, 1)
+@pytest.mark.parametrize(
+    ("lengths", "remedy"),
+    [("2000", "give shorter --lengths,"), ("16,64,2000,4000", "give --lengths 16,64,")],
+)
+def test_a_length_beyond_the_split_is_refused_before_any_is_measured(
+    lengths: str, remedy: str, run: Path, tmp_path: Path, capsys
+) -> None:
+    command = ["diagnose", str(run), "--lengths", lengths, "--output", str(tmp_path / "out")]
+
+    with pytest.raises(UserError, match=f"val has no 2,000 tokens in a row: {remedy}"):
+        main(command)
+
+    assert "attention at" not in capsys.readouterr().err
 
 
 def test_masking_is_as_in_training_by_default(tmp_path: Path, data: Path) -> None:
