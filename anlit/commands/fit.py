@@ -218,9 +218,16 @@ class FitCommand(ConfigurationParser):
             refuse_damaged(path)
 
     def before_validate(self) -> None:
-        self.model.accept_changes = self.setting("accept_changes")
+        self._before_evaluation("limit_val_batches")
 
-    before_test = before_validate
+    def before_test(self) -> None:
+        self._before_evaluation("limit_test_batches")
+
+    def _before_evaluation(self, limit: str) -> None:
+        """Raise UserError if the configuration, such as that of a run, leaves no batch."""
+        if self.setting("trainer")[limit] == 0:
+            raise UserError(f"trainer.{limit}=0 evaluates nothing: give --trainer.{limit} 1.0")
+        self.model.accept_changes = self.setting("accept_changes")
 
     def after_fit(self) -> None:
         if self.lock_file is not None:

@@ -156,6 +156,25 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
         assert f"validate: {best}" in captured.out
 
 
+@pytest.mark.parametrize(
+    ("command", "limit"), [("validate", "limit_val_batches"), ("test", "limit_test_batches")]
+)
+def test_an_evaluation_of_no_batch_is_refused(
+    command: str, limit: str, finished: Path, refusal
+) -> None:
+    """A run's configuration may have this limit. Lightning would print nothing."""
+    message = refusal(command, finished, f"--trainer.{limit}=0")
+
+    assert f"trainer.{limit}=0 evaluates nothing: give --trainer.{limit} 1.0" in message
+
+
+def test_true_is_no_seed(refusal) -> None:
+    """Lightning's help promises a random seed, and its function sets 0."""
+    message = refusal("fit", "--model=GPT", "--data.path=data", "--seed_everything=true")
+
+    assert "seed_everything=true is no seed: give a number" in message
+
+
 def test_output_without_a_reader_gives_no_traceback() -> None:
     """As in `anlit compare --help | head -1`."""
     buffered = dict(os.environ)
