@@ -17,7 +17,7 @@ from anlit.config import foreign_names
 from anlit.config.imports import DOTTED_PATH, import_failure, is_broken, path_problem
 from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
-from anlit.config.value_checks import TYPES_IN_WORDS
+from anlit.config.value_checks import TYPES_IN_WORDS, unknown_precision
 
 LONGEST_MESSAGE = 400
 """Characters of a message that no pattern explains."""
@@ -55,7 +55,10 @@ _TYPE = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<values>.*?)\])"
 )
 _ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
-_MONITOR = "metric .* which is not available|could not find the monitored key"
+_MONITOR = (
+    r"(?:metric `?|monitor=')(?P<name>[^`' ]+)[`')]* "
+    r"(?:which is not available|could not find the monitored key)(?P<rest>.*?)(?:\. HINT|$)"
+)
 """Lightning's words for a metric that a callback monitors and nobody logs."""
 
 
@@ -261,6 +264,8 @@ def _explain_no_class(error: ParserError, match: re.Match[str]) -> str:
 def _explain_type(error: ParserError, match: re.Match[str]) -> str:
     """A value of the wrong type; a union has several right types."""
     value = error.value
+    if error.key == "trainer.precision" and value != "None":
+        return unknown_precision(value)
     kinds = _expected_types(error.message)
     fix = " or ".join(dict.fromkeys(map(_type_in_words, kinds)))
     if value == "None":
@@ -378,7 +383,17 @@ def explain_lightning_error(error: Exception) -> str:
     for pattern_of_advice, advice in ADVICE.items():
         if re.search(pattern_of_advice, message):
             return advice
+    monitor = re.search(_MONITOR, message)
+    if monitor:
+        return _explain_monitor(monitor["name"], re.findall(r"[`']([\w/]+)[`']", monitor["rest"]))
     return f"trainer: {message[:LONGEST_MESSAGE].rstrip('.')}"
+
+
+def _explain_monitor(name: str, metrics: list[str]) -> str:
+    """A callback waits for a metric that is not among the logged `metrics`."""
+    near = difflib.get_close_matches(name.replace("_", "/"), metrics, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(metrics)}"
+    return f"a callback monitors {name}, which is not logged: {fix}"
 
 
 def is_lightning_error(error: Exception) -> bool:

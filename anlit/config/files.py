@@ -34,9 +34,10 @@ def configuration_file(name: str, option: str = "--config") -> str:
     if shipped_name in shipped:
         return shipped[shipped_name]
     near = difflib.get_close_matches(shipped_name, shipped, n=1, cutoff=0.75)
+    near = near or sorted(path for path in shipped if Path(path).name == Path(name).name)
     fix = "check the path, or give a shipped file such as model/angpt.yaml"
     if near:
-        fix = f"did you mean {near[0]}?"
+        fix = f"did you mean {' or '.join(near)}?"
     raise UserError(
         f"{option} {name} does not exist, here or among the files that anlit ships: {fix}"
     )

@@ -96,9 +96,14 @@ def check_precision(setting: Any) -> Any:
         cause = "is float16, in which the loss's gradients under 6e-8 become 0"
         raise UserError(f"trainer.precision={precision} {cause}: set bf16-mixed or 32-true")
     if precision not in get_args(Precision):
-        fix = f"set {', '.join(get_args(Precision))}; float8 is model.init_args.runtime.float8"
-        raise UserError(f"trainer.precision={precision} is not one of anlit's: {fix}")
+        raise UserError(unknown_precision(precision))
     return precision
+
+
+def unknown_precision(name: str) -> str:
+    """The sentence about a precision in which anlit does not train."""
+    fix = f"set {', '.join(get_args(Precision))}; float8 is model.init_args.runtime.float8"
+    return f"trainer.precision={name} is not one of anlit's: {fix}"
 
 
 def refuse_null(key: str, annotation: Any, default: Any, values: str = "") -> None:

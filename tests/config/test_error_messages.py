@@ -40,3 +40,18 @@ def test_no_devices_are_refused_with_advice_for_the_machine(accelerator: str, ad
     )
 
     assert explain_lightning_error(error).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("val_loss", "did you mean val/loss?"), ("bleu", "give one of val/loss, e")],
+)
+def test_a_metric_that_nobody_logs(name: str, advice: str) -> None:
+    error = MisconfigurationException(
+        f"`ModelCheckpoint(monitor='{name}')` could not find the monitored key in the returned "
+        f"metrics: ['val/loss', 'epoch']. HINT: Did you call `log('{name}', value)`?"
+    )
+
+    sentence = explain_lightning_error(error)
+
+    assert sentence.startswith(f"a callback monitors {name}, which is not logged: {advice}")

@@ -41,6 +41,7 @@ def test_a_local_file_comes_first() -> None:
     ("name", "sentence"),
     [
         ("model/angtp.yaml", r"model/angtp.yaml does not exist.*did you mean model/angpt.yaml\?"),
+        ("fsdp.yaml", r"fsdp.yaml does not exist.*did you mean trainer/fsdp.yaml\?"),
         ("../configs/model/gpt.yaml", "does not exist"),
         ("/dev/null", "/dev/null is not a regular file"),
     ],
