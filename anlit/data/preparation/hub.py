@@ -148,7 +148,10 @@ class HubFiles(CorpusFiles):
 
 def fetch_tokenizer(repo_id: str) -> Path:
     """Return tokenizer.json of a model repository from huggingface_hub's cache, or fetch it."""
-    with _hub_errors(f"the model {repo_id}", "give a local tokenizer.json with --tokenizer FILE"):
+    with _hub_errors(
+        f"the model {repo_id}",
+        "give a local tokenizer.json with --tokenizer (--data.tokenizer) FILE",
+    ):
         return Path(hf_hub_download(repo_id, "tokenizer.json", **DOWNLOAD_OPTIONS))
 
 
