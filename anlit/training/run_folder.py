@@ -229,11 +229,11 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int, announce: bool) -> None
     has_steps_of_run = bool(record) or not n_steps  # a run writes its record first
     is_before_checkpoint = n_steps <= 2 * every_n_steps and record.get("status") != "finished"
     if not checkpoints and has_steps_of_run and is_before_checkpoint:
-        if record and announce:
-            echo(
-                f"{run} was stopped before its first checkpoint was complete: it starts again at "
-                "step 0"
-            )
+        if announce:
+            cause = "has no checkpoint: training starts"
+            if record:
+                cause = "was stopped before its first checkpoint was complete: it starts again"
+            echo(f"{run} {cause} at step 0")
         return
     if checkpoints:
         content = str(checkpoints[0].relative_to(run))

@@ -49,6 +49,17 @@ def test_a_folder_that_cannot_be_locked_gives_a_warning(
     assert "without locks" in caplog.text
 
 
+def test_a_run_that_is_continued_and_is_not_there_says_that_it_starts(
+    shards: Path, tmp_path: Path, capfd
+) -> None:
+    """The name of the folder may be a mistake; jobs give `last` at their first start too."""
+    settings = ("--trainer.max_steps=1", "--ckpt_path=last")
+
+    assert main(fit_arguments(shards, tmp_path / "run", *settings)) == 0
+
+    assert "run has no checkpoint: training starts at step 0\n" in capfd.readouterr().out
+
+
 CHECKPOINTS = ["last.ckpt", "best.ckpt"]
 
 
