@@ -18,7 +18,7 @@ from anlit.compare.tokenizers import (
     obstacle_across_tokenizers,
     tokenizers_of,
 )
-from anlit.config.labels import init_args, mapping
+from anlit.config.labels import mapping
 from anlit.config.schema import (
     CORPUS,
     MODEL,
@@ -330,12 +330,11 @@ def _unknown_data(group: Group, baseline: Group) -> str:
 def _task(group: Group) -> dict[str, Any]:
     """Settings of texts, training and validation, which a comparison should have in common.
 
-    A null `val_context_length` has the number that it stands for, if the data have this setting.
+    A `val_context_length` that is null, or that an older commit did not record, has the number that
+    it stands for.
     """
     settings = {key: value for key, value in group.settings.items() if _is_task(key)}
-    run = group.runs[0]
-    if "val_context_length" in init_args(run.config.get("data")):
-        settings["data.init_args.val_context_length"] = block_length(run)
+    settings["data.init_args.val_context_length"] = block_length(group.runs[0])
     return settings
 
 

@@ -29,6 +29,17 @@ def generate_records(capsys: Capture, *arguments: object) -> list[dict[str, Any]
     return list(map(json.loads, lines))
 
 
+def with_tolerance(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records to compare with. Log-likelihoods may differ by rounding.
+
+    On some processors a product's last digits depend on where in memory its factors lie.
+    """
+    return [
+        {**record, "log_likelihood": pytest.approx(record["log_likelihood"], abs=1e-5)}
+        for record in records
+    ]
+
+
 def test_json_lines_and_the_printed_text_are_the_same(
     run_with_text: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -98,7 +109,9 @@ def test_a_single_prompt_is_printed_without_a_header(
 def test_a_prompt_may_follow_an_option(run_with_text: Path, capsys: Capture) -> None:
     options = ["--max_tokens=3", "--device", "cpu"]
 
-    expected = generate_records(capsys, run_with_text, "the cat", "the dog", *options)
+    expected = with_tolerance(
+        generate_records(capsys, run_with_text, "the cat", "the dog", *options)
+    )
     between = generate_records(capsys, run_with_text, "the cat", *options, "the dog")
     at_the_end = generate_records(capsys, run_with_text, *options, "the cat", "the dog")
 
@@ -120,7 +133,7 @@ def test_moved_runs_and_exports_keep_tokenizer_and_separator(
     moved = Path(shutil.move(run, tmp_path / "moved"))
 
     for checkpoint in (moved, exported, moved / "checkpoints" / "best.ckpt"):
-        assert generate_records(capsys, checkpoint, *command) == expected
+        assert generate_records(capsys, checkpoint, *command) == with_tolerance(expected)
     tokenizer = moved / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + " ")
     assert "was trained with another tokenizer" in refusal("generate", moved, *command)
