@@ -57,7 +57,8 @@ _TYPE = re.compile(
 _ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
 _MONITOR = (
     r"(?:metric `?|monitor=')(?P<name>[^`' ]+)[`')]* "
-    r"(?:which is not available|could not find the monitored key)(?P<rest>.*?)(?:\. HINT|$)"
+    r"(?:which is not available|could not find the monitored key)(?P<rest>.*?)"
+    r"(?:\. (?:HINT|Condition)|$)"
 )
 """Lightning's words for a metric that a callback monitors and nobody logs."""
 
@@ -385,7 +386,9 @@ def explain_lightning_error(error: Exception) -> str:
             return advice
     monitor = re.search(_MONITOR, message)
     if monitor:
-        return _explain_monitor(monitor["name"], re.findall(r"[`']([\w/]+)[`']", monitor["rest"]))
+        # The names come after the last words of Lightning's that end with a colon.
+        names = monitor["rest"].rpartition(": ")[2]
+        return _explain_monitor(monitor["name"], re.findall(r"[`']([^`',]+)[`']", names))
     return f"trainer: {message[:LONGEST_MESSAGE].rstrip('.')}"
 
 

@@ -24,7 +24,14 @@ def import_failure(path: str) -> str:
 
 def is_broken(path: str) -> bool:
     """Whether the path begins with a module that is there and cannot be imported."""
-    return find_spec(path.partition(".")[0]) is not None and bool(import_failure(path))
+    return _is_there(path.partition(".")[0]) and bool(import_failure(path))
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # `__main__` is there and has no spec
+        return False
 
 
 def path_problem(path: str) -> str:

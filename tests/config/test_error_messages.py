@@ -55,3 +55,29 @@ def test_a_metric_that_nobody_logs(name: str, advice: str) -> None:
     sentence = explain_lightning_error(error)
 
     assert sentence.startswith(f"a callback monitors {name}, which is not logged: {advice}")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Early stopping conditioned on metric `bleu` which is not available. Pass in or modify "
+        "your `EarlyStopping` callback to use any of the following: `val/loss`, `epoch`",
+        "ReduceLROnPlateau conditioned on metric bleu which is not available. Available metrics "
+        "are: ['val/loss', 'epoch']. Condition can be set using `monitor` key in lr scheduler dict",
+    ],
+)
+def test_words_of_lightning_are_no_metrics(message: str) -> None:
+    sentence = explain_lightning_error(RuntimeError(message))
+
+    fix = "give one of val/loss, epoch"
+    assert sentence == f"a callback monitors bleu, which is not logged: {fix}"
+
+
+def test_a_class_of_the_main_module_is_refused_in_a_sentence(monkeypatch) -> None:
+    """The script `anlit` has no `__spec__`, for which find_spec raises ValueError."""
+    monkeypatch.setattr("__main__.__spec__", None)
+    message = 'Parser key "model": Import path not found. Got value: __main__.Mine'
+
+    sentence = explain_parser_error(message, [], "anlit fit")
+
+    assert sentence.startswith("model")
