@@ -334,7 +334,9 @@ def _task(group: Group) -> dict[str, Any]:
     it stands for.
     """
     settings = {key: value for key, value in group.settings.items() if _is_task(key)}
-    settings["data.init_args.val_context_length"] = block_length(group.runs[0])
+    length = block_length(group.runs[0])
+    if length is not None:
+        settings["data.init_args.val_context_length"] = length
     return settings
 
 

@@ -92,12 +92,16 @@ def _reads_all_text(run: Run) -> bool:
     return settings.get("val_blocks") is None and settings.get("score_first_token") is not False
 
 
-def block_length(run: Run) -> int:
-    """The tokens of a validation sequence."""
+def block_length(run: Run) -> int | None:
+    """The tokens of a validation sequence; None if a class of the user's does not tell them."""
+    class_path = str(mapping(run.config.get("data")).get("class_path") or "anlit.")
     data = init_args(run.config.get("data"))
+    if not class_path.startswith("anlit.") and "val_context_length" not in data:
+        return None
     model = init_args(run.config.get("model"))
     length = data.get("val_context_length") or data.get("context_length")
-    return int(length or model.get("context_length") or 1)
+    length = length or model.get("context_length")
+    return length if isinstance(length, int) else None
 
 
 def notes_across_tokenizers(group: Group, baseline: Group) -> Iterator[str]:
@@ -106,7 +110,7 @@ def notes_across_tokenizers(group: Group, baseline: Group) -> Iterator[str]:
     baseline_run = baseline.counted[0]
     yield (
         f"{group.label}: another tokenizer, {_rate(run)} bytes per token of validation text, the "
-        f"baseline {_rate(baseline_run)}; a context of {_context(run)} bytes, the baseline "
+        f"baseline {_rate(baseline_run)}; a context of {_context(run)}, the baseline "
         f"{_context(baseline_run)}."
     )
     if not _is_same_text(run, baseline_run, "val"):
@@ -132,6 +136,8 @@ def _rate(run: Run) -> str:
 
 
 def _context(run: Run) -> str:
-    """`256 tokens, about 980`: the validation's context in tokens and bytes."""
+    """`256 tokens, about 980 bytes`: the validation's context."""
     length = block_length(run)
-    return f"{length} tokens, about {length * bytes_per_token(run, 'val'):,.0f}"
+    if length is None:
+        return "unknown length"
+    return f"{length} tokens, about {length * bytes_per_token(run, 'val'):,.0f} bytes"

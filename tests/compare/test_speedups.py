@@ -130,6 +130,22 @@ def test_validation_by_default_has_the_context_of_training(make_run, tmp_path, l
 
 
 @pytest.mark.usefixtures("no_plot")
+def test_an_own_class_of_data_has_settings_of_its_own(make_run, tmp_path):
+    """Its `context_length` may be a text, and the model's may be longer than its sequences."""
+    own = {
+        "data.class_path": "mylab.Data",
+        "data.init_args": {"context_length": "short", "seed": 1},
+    }
+    make_run("gpt", SLOWER, settings=own)
+    make_run("ngpt", FASTER, NGPT, settings=own | {"model.init_args.context_length": 512})
+
+    report = report_on_runs(tmp_path)
+
+    assert report.raw["groups"][1]["speedup_tokens"]["mean"] is not None
+    assert not any("validated differently" in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("no_plot")
 def test_a_bound_is_shown_alike_in_every_sentence(make_run, tmp_path):
     gpt = make_run("gpt", STANDS_STILL)
     starts_below = {100: 2.9, 400: 2.6}
