@@ -94,8 +94,10 @@ def find_checkpoint(path: str) -> Path:
             f"{path} does not exist: give a run folder or a checkpoint such as "
             "RUN/checkpoints/best.ckpt"
         )
-    refuse_transformers(path)
-    file = Path(path) if is_checkpoint(path) or is_exported(path) else checkpoint_of_run(path)
+    file = Path(path) if is_checkpoint(path) else checkpoint_of_run(path)
+    if file is None:
+        refuse_transformers(path)  # a run's folder may hold any file of the user's
+        file = Path(path) if is_exported(path) else None
     if file is None:
         advice = "give a run folder whose training has saved one, or a .ckpt file"
         raise UserError(f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: {advice}")

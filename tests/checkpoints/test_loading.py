@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from anlit import GPT, AnGPT, PRoPE
+from anlit.checkpoints.location import find_checkpoint
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.evaluation.data import load_validation_data
@@ -69,6 +70,14 @@ def test_a_model_of_transformers_is_to_be_imported_in_one_file_or_several(
     error = refusal(command, *arguments)
 
     assert "qwen is a model of transformers: import it first, with anlit import qwen" in error
+
+
+@pytest.mark.parametrize("content", ['{"model_type": "gpt"}', "[1]"])
+def test_a_run_may_hold_a_file_of_the_users(tmp_path: Path, data: Path, content: str) -> None:
+    run = make_run(tmp_path / "run", data, GPT, name="last")
+    (run / "config.json").write_text(content)
+
+    assert find_checkpoint(str(run)) == run / "checkpoints" / "last.ckpt"
 
 
 def test_a_folder_means_its_best_checkpoint_and_else_its_last(tmp_path: Path, data: Path) -> None:
