@@ -62,6 +62,10 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
         if speedups:
             row.append(speedups.get(title, NONE))
         rows.append(row)
+    for arm_tuning in results.tunings:
+        if arm_tuning.has_ended and arm_tuning.best is None:
+            row = [arm_tuning.arm.title, "every setting failed", "0", NONE]
+            rows.append(row + [NONE] * (len(head) - len(row)))
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for arm_tuning in results.tunings:

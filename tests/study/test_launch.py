@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -256,6 +257,7 @@ def test_a_failing_run_is_recorded_and_does_not_stop_the_rest(folder: Path, star
     printed = finish(start(), code=1)
 
     assert printed.count("FAILED error: it was to fail") == 3
+    assert re.search(r"^bad +every setting failed +0 +– +–", printed, re.MULTILINE)
     *_, how_many, what_to_do = printed.splitlines()
     assert how_many == "15 runs: 12 finished, 3 failed"
     assert what_to_do == "failed: the report says why; --retry_failed tries these runs again"
