@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.cells import cell_len
+
 from anlit.config.names import split_tags
 from anlit.config.options import ToolParser
 from anlit.reporting.table import NONE, Table, console
@@ -19,7 +21,8 @@ WIDE = 110
 LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
 """Columns that a terminal below `WIDE` does not show."""
 LONGEST_IF_NARROW = {"run": 18, "tags": 11, "changes": 11}
-"""Characters of a cell in a narrow terminal, which shows the end of a folder."""
+"""Characters of a cell in a narrow terminal, which shows the end of a folder. Changes take all the
+room that other columns leave."""
 LEFT_ALIGNED = ("run", "folder", "state", "tags", "changes")
 """Columns of text; numbers are aligned right."""
 MOST_CHANGES = 4
@@ -86,18 +89,28 @@ def table_of(overviews: list[Overview], width: int) -> Table:
         columns[heading] = [cell(overview) for overview in overviews]
     if columns["folder"] == columns["run"]:
         columns.pop("folder")
-    shown = {}
+    shown: dict[str, list[str]] = {}
     for heading, cells in columns.items():
         if heading in left_out or set(cells) == {NONE}:
             continue
         if is_narrow and heading in LONGEST_IF_NARROW:
             length = LONGEST_IF_NARROW[heading]
+            if heading == "changes":
+                length = max(length, width - 2 - _width_of(shown))
             cells = [shortened(text, length, heading == "run") for text in cells]
         shown[heading] = cells
     left = [number for number, heading in enumerate(shown) if heading in LEFT_ALIGNED]
     rows = list(zip(*shown.values(), strict=True))
     title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
     return Table(title, list(shown), rows, left)
+
+
+def _width_of(columns: dict[str, list[str]]) -> int:
+    """Return the characters of a line of the table, each column with two spaces after it."""
+    total = 0
+    for heading, cells in columns.items():
+        total += max(map(cell_len, [*heading.split("\n"), *cells])) + 2
+    return total
 
 
 def names_of(overviews: list[Overview]) -> list[str]:

@@ -1,5 +1,6 @@
 """Tables, in Markdown and in the terminal."""
 
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -122,8 +123,9 @@ class SafeConsole(Console):
 
 
 def console() -> SafeConsole:
-    """Return a console for standard output, as wide as the terminal.
+    """Return a console for standard output, as wide as the terminal or as COLUMNS says.
 
-    Without a terminal no line is wrapped.
+    Without both no line is wrapped.
     """
-    return SafeConsole(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return SafeConsole(width=None if has_width else UNLIMITED_WIDTH)

@@ -152,6 +152,34 @@ def test_the_table_fits_its_terminal(make_run, print_table, width, columns) -> N
     assert columns <= set(printed.split())
 
 
+def test_changes_take_the_room_of_a_narrow_terminal_in_one_line(make_run, print_table) -> None:
+    make_run("a")
+    changes = {"model.init_args.optimizer.init_args.lr": 0.004, "trainer.max_steps": 50}
+    run = make_run("a-run-with-a-long-name", seed=2, settings=changes)
+
+    printed = print_table(run.parent, 80)
+
+    (line,) = [line for line in printed.splitlines() if "long-name" in line]
+    assert "lr=0.004" in line
+    assert "max_steps=50" in line
+    assert len(printed.splitlines()) == 6
+
+
+def test_a_table_in_a_file_is_as_wide_as_columns_say(make_run, capsys, monkeypatch) -> None:
+    changes = {"model.init_args.optimizer.init_args.lr": 0.004, "trainer.max_steps": 2000}
+    for seed in (1, 2):
+        log(make_run(f"a-run-with-a-name-{seed}", seed=seed, settings=changes), LAST_ROW)
+    folder = make_run("z").parent
+    widths = []
+    for columns in ("", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        main(["runs", str(folder)])
+        widths.append(max(map(len, capsys.readouterr().out.splitlines())))
+
+    unlimited, limited = widths
+    assert unlimited > 80 >= limited
+
+
 NAMED = {"name": "wide", "tags": ["baseline", "english"]}
 
 
