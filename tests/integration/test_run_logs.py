@@ -293,6 +293,19 @@ def test_lines_of_progress_count_steps_of_the_run(
     assert re.match(rf"{last} .*loss \d\.\d{{3}} ", lines[-1])
 
 
+@pytest.mark.parametrize("log_every_n_steps", [1, 2, 10])
+def test_a_short_run_without_validation_ends_with_its_loss(capsys, log_every_n_steps: int) -> None:
+    settings = {"enable_progress_bar": True, "devices": 1, "callbacks": [RunProgress()]}
+    trainer = quiet_trainer(max_steps=3, log_every_n_steps=log_every_n_steps, **settings)
+
+    trainer.fit(tiny(AnGPT), batches(3, 16, batch_size=4))
+
+    (line,) = lines_with(capsys.readouterr().out, "step")
+    loss = float(trainer.callback_metrics["loss"])
+    assert line.startswith("step 3/3  ")
+    assert f"  loss {loss:.3f}  " in line
+
+
 @pytest.mark.slow
 def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make extras EXTRAS=wandb")

@@ -1,4 +1,4 @@
-"""The first line of a run, and its progress: a line every 10 s and after each validation."""
+"""The first line of a run, and its progress: every 10 s, after each validation and at the end."""
 
 import time
 from datetime import timedelta
@@ -42,9 +42,9 @@ class RunDescription(L.Callback):
 class RunProgress(ProgressBar):
     """Prints `step 120/1950  12.3k tokens/s  loss 3.214  val 3.301  0:04:12 left`.
 
-    A line comes at a logged step. The host waits for the device there anyway. This class counts the
-    steps of the run. Lightning's bars count the batches of an epoch. `enable_progress_bar: false`
-    turns it off.
+    A line comes at a logged step. The host waits for the device there anyway. The last step has a
+    line in any case. This class counts the steps of the run. Lightning's bars count the batches of
+    an epoch. `enable_progress_bar: false` turns it off.
     """
 
     changes_learning = False
@@ -55,6 +55,8 @@ class RunProgress(ProgressBar):
         self._is_enabled = True
         self._first_step = 0
         self._step = 0
+        self._printed_step = 0
+        """The step of the last line."""
         self._total = 0
         """The run's steps; 0 if neither max_steps nor the data tell them."""
         self._ramp = Ramp({0: 1})
@@ -88,6 +90,7 @@ class RunProgress(ProgressBar):
         self._ramp = ramp_of(trainer)
         self._first_step = trainer.global_step
         self._step = trainer.global_step
+        self._printed_step = trainer.global_step
         self._started_at = time.monotonic()
         self._printed_at = self._started_at
 
@@ -131,9 +134,13 @@ class RunProgress(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started_at += time.monotonic() - self._paused_at
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            metrics = dict(trainer.progress_bar_metrics)
-            if not self._is_logged:  # the loss is of an earlier step, or of one rank
-                metrics.pop("loss", None)
+            self._print_step(_metrics_of_step(trainer, self._is_logged))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        is_single_cpu = pl_module.device.type == "cpu" and trainer.world_size == 1
+        # Lightning may reduce metrics over ranks here. So all ranks ask, whatever they printed.
+        metrics = _metrics_of_step(trainer, has_loss=self._is_logged or is_single_cpu)
+        if self._step > self._printed_step:
             self._print_step(metrics)
 
     def _is_due(self) -> bool:
@@ -142,6 +149,7 @@ class RunProgress(ProgressBar):
     def _print_step(self, metrics: dict[str, Any]) -> None:
         count = f"step {self._step}/{self._total or '?'}"
         texts = [count, format_metrics(metrics), self._remaining_time()]
+        self._printed_step = self._step
         self._print_line("  ".join(filter(None, texts)))
 
     def _print_line(self, line: str) -> None:
@@ -156,6 +164,14 @@ class RunProgress(ProgressBar):
         seconds_per_batch = (time.monotonic() - self._started_at) / n_batches
         n_left = self._ramp.total(self._total) - self._ramp.total(self._step)
         return f"{timedelta(seconds=round(seconds_per_batch * n_left))} left"
+
+
+def _metrics_of_step(trainer: L.Trainer, has_loss: bool) -> dict[str, Any]:
+    """The metrics of a line. Without `has_loss` the loss is of an earlier step, or of one rank."""
+    metrics = dict(trainer.progress_bar_metrics)
+    if not has_loss:
+        metrics.pop("loss", None)
+    return metrics
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
