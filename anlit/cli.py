@@ -119,14 +119,24 @@ def _import_modules(arguments: list[str]) -> list[str]:
     for module in options.modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever the user's file raises
-            fix = (
-                "give the dotted name of an installed module, or of a file in this folder or "
-                "PYTHONPATH"
-            )
+        except (Exception, SystemExit) as error:  # whatever the user's file raises
+            fix = "correct the module"
+            if not _is_found(module, error):
+                fix = (
+                    "give the dotted name of an installed module, or of a file in this folder or "
+                    "PYTHONPATH"
+                )
             cause = f"{type(error).__name__}: {error}"
             raise UserError(f"--import {module} fails ({cause}): {fix}") from error
     return further_arguments
+
+
+def _is_found(module: str, error: BaseException) -> bool:
+    """Whether importing a module failed with `error` in its code, and not for its name."""
+    if not all(name.isidentifier() for name in module.split(".")):
+        return False
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return missing is None or not f"{module}.".startswith(f"{missing}.")
 
 
 def _discard_output_without_reader() -> bool:

@@ -268,7 +268,10 @@ def test_model_takes_the_vocabulary_of_its_data(tmp_path: Path, monkeypatch) -> 
 @pytest.mark.parametrize(
     "option", ["model", "model.attention", "model.optimizer", "trainer.callbacks"]
 )
-@pytest.mark.parametrize("mistake", ["1 / 0", "import nowhere", "class A(:", "raise ValueError(1)"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["1 / 0", "import nowhere", "class A(:", "raise ValueError(1)", "raise SystemExit(0)"],
+)
 def test_a_module_of_the_user_that_cannot_be_imported(
     option: str, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
@@ -280,6 +283,7 @@ def test_a_module_of_the_user_that_cannot_be_imported(
     assert "names mistaken.A, and importing mistaken fails (" in message
     message = refusal("generate", "run", "hello", "--import", "mistaken")
     assert "--import mistaken fails (" in message
+    assert message.rstrip().endswith("): correct the module")
 
 
 def test_a_class_that_the_users_module_lacks(tmp_path: Path, monkeypatch, refusal) -> None:
