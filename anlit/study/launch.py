@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
@@ -104,10 +105,11 @@ def _environment(run: PlannedRun, threads: int, worker: int) -> dict[str, str]:
 
 
 def _visible_gpus() -> list[str]:
-    """The names of NVIDIA's GPUs for CUDA_VISIBLE_DEVICES."""
+    """The names of NVIDIA's GPUs for CUDA_VISIBLE_DEVICES. CUDA reads up to the first -1."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is not None:
-        return [name for name in names.split(",") if name]
+        before_end = takewhile(lambda name: name.strip() not in ("", "-1"), names.split(","))
+        return list(before_end)
     n_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     return list(map(str, range(n_gpus)))
 

@@ -87,12 +87,21 @@ def started_runs(printed: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("devices", "gpus"), [(1, {"2", "5"}), ("auto", {"2,5"})])
+@pytest.mark.parametrize(
+    ("visible", "devices", "gpus"),
+    [
+        ("2,5", 1, {"2", "5"}),
+        ("2,5", "auto", {"2,5"}),
+        ("2,-1", 1, {"2"}),  # CUDA reads no further
+        ("-1", 1, {"-1"}),
+        ("GPU-5a,MIG-7b", 1, {"GPU-5a", "MIG-7b"}),
+    ],
+)
 def test_runs_of_one_gpu_take_the_gpus_in_turn(
-    start: Launch, folder: Path, monkeypatch: pytest.MonkeyPatch, devices: Any, gpus: set[str]
+    start: Launch, folder: Path, monkeypatch, visible: str, devices: Any, gpus: set[str]
 ) -> None:
     """A run with `devices: 1` takes the first GPU that it sees."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     write_study(folder, shared=shared_with({"trainer.devices": devices}))
 
     finish(start("--jobs", "2"))
