@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
+from anlit.nn.layers.compiled_gradients import GainedRMS
 from anlit.nn.layers.cpu_gradients import Normalise, is_trained_eagerly_on_cpu
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.sharded import local_shard
@@ -44,6 +45,8 @@ def rms(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     if is_trained_eagerly_on_cpu(x):
         # rms(x) = √width · x / √(Σx² + width · ε)
         return Normalise.apply(wide, gain, width * eps, math.sqrt(width)).to(x.dtype)
+    if gain is not None and torch.compiler.is_compiling():
+        return GainedRMS.apply(wide, gain, eps).to(x.dtype)
     return torch.nn.functional.rms_norm(wide, (width,), gain, eps).to(x.dtype)
 
 

@@ -9,17 +9,36 @@ Shapes: B batch, H heads, T tokens, D head width, R rotated width.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from anlit.nn.layers.cpu_gradients import Rotate, is_trained_eagerly_on_cpu
+from anlit.nn.layers.precision import wide_dtype
 
-Rotation = tuple[Tensor, Tensor]
-"""`scale` × cos and sin of each token's angles, (T, 1, R/2).
 
-(B, T, 1, R/2) if positions restart in each document."""
+class Rotation(NamedTuple):
+    """The rotation of a batch's queries and keys: x ↦ cos ∘ x + partner(sin ∘ x).
+
+    `partner` exchanges the two dimensions of each pair. The tables are as wide as a head. So
+    Inductor rotates in the pass that normalises, forward and backward.
+
+    - cos: `scale` × cos of each token's angles for both dimensions of a pair, 1 for dimensions that
+      do not rotate.
+    - sin: `scale` × sin for the first dimension of a pair, −`scale` × sin for the second, 0 for
+      dimensions that do not rotate.
+
+    Both are (T, 1, D), or (B, T, 1, D) if positions restart in each document.
+    """
+
+    q: tuple[Tensor, Tensor]
+    """cos and sin."""
+    k: tuple[Tensor, Tensor]
+    """A copy of them. If q and k read the same tables, Inductor first makes one pass of the
+    gradients of their gains, and then reads dq and q again."""
+    width: int
+    """R."""
 
 
 class Positions(nn.Module):
@@ -52,20 +71,14 @@ class Positions(nn.Module):
         """scale × cos and sin of position × frequency, each (T, R/2), on the device of `like`.
 
         They are computed in float64. At 64k tokens a float32 product of position and frequency is
-        off by 0.004 rad. They are computed outside inference mode, so that training can use them
-        after validation.
+        off by 0.004 rad.
         """
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        key = (d_head, length, like.device, dtype)
-        if getattr(self, "_key", None) != key:
-            with torch.inference_mode(False):
-                positions = torch.arange(length, dtype=torch.float64)
-                angles = torch.outer(positions, self.frequencies(d_head, length))
-                cos = (self.scale * angles.cos()).to(like.device, dtype)
-                sin = (self.scale * angles.sin()).to(like.device, dtype)
-            self._key = key
-            self._tables = (cos, sin)
-        return self._tables
+        dtype = wide_dtype(like)
+        positions = torch.arange(length, dtype=torch.float64)
+        angles = torch.outer(positions, self.frequencies(d_head, length))
+        cos = (self.scale * angles.cos()).to(like.device, dtype)
+        sin = (self.scale * angles.sin()).to(like.device, dtype)
+        return cos, sin
 
     def rotation(
         self, d_head: int, length: int, index: Tensor | None, like: Tensor
@@ -81,31 +94,60 @@ class Positions(nn.Module):
                 length−1.
             like: A tensor with the device and precision of the rotation.
         """
-        cos, sin = self.tables(d_head, length, like)
-        if index is not None:
-            cos, sin = cos[index], sin[index]
-        return cos[..., None, :], sin[..., None, :]
+        (cos, sin), k, width = self._whole_rotation(d_head, length, like)
+        if index is None:
+            return Rotation((cos, sin), k, width)
+        return Rotation((cos[index], sin[index]), (cos[index], sin[index]), width)
+
+    def _whole_rotation(self, d_head: int, length: int, like: Tensor) -> Rotation:
+        """The rotation of positions 0, 1 … length−1, computed once for a length.
+
+        It is made outside inference mode, so that training can use it after validation.
+        """
+        key = (d_head, length, like.device, wide_dtype(like))
+        if getattr(self, "_key", None) != key:
+            with torch.inference_mode(False):
+                cos, sin = self.tables(d_head, length, like)
+                width = 2 * cos.shape[-1]
+                ones = cos.new_ones(length, d_head - width)
+                zeros = sin.new_zeros(length, d_head - width)
+                wide_cos = torch.cat((cos, cos, ones), dim=-1)[:, None]
+                wide_sin = torch.cat((sin, -sin, zeros), dim=-1)[:, None]
+                q = wide_cos, wide_sin
+                k = wide_cos.clone(), wide_sin.clone()
+                self._rotation = Rotation(q, k, width)
+            self._key = key
+        return self._rotation
 
 
-def rotate(rotation: Rotation | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-    """Rotate and scale the pairs (i, i + R/2) of the first R dimensions of tensors (B, T, H, D)."""
+def rotate(rotation: Rotation | None, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate and scale the pairs (i, i + R/2) of the first R dimensions of q and k.
+
+    q is (B, T, H, D), k (B, T, G, D).
+    """
     if rotation is None:
-        return vectors
-    cos, sin = rotation
-    if all(is_trained_eagerly_on_cpu(x) and x.dtype == cos.dtype for x in vectors):
-        ones = cos.new_ones(*cos.shape[:-1], vectors[0].shape[-1] - 2 * cos.shape[-1])
-        factors = torch.cat((cos, cos, ones), dim=-1)
-        return tuple(Rotate.apply(x, factors, sin) for x in vectors)
-    return tuple(_rotate(x, cos, sin) for x in vectors)
+        return q, k
+    width = rotation.width
+    return _rotate(q, *rotation.q, width), _rotate(k, *rotation.k, width)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    first, second, unrotated = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    new_first = (first * cos - second * sin).to(x.dtype)
-    new_second = (second * cos + first * sin).to(x.dtype)
-    # A second `cat` would keep the compiler from rotating in the pass that normalises.
-    return torch.cat((new_first, new_second, unrotated), dim=-1)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+    if is_trained_eagerly_on_cpu(x) and x.dtype == cos.dtype:
+        return Rotate.apply(x, cos, sin[..., : width // 2])
+    wide = x.to(wide_dtype(x))
+    return (cos * wide + _partner(sin * wide, width)).to(x.dtype)
+
+
+def _partner(x: Tensor, width: int) -> Tensor:
+    """Exchange dimensions i and i + R/2 of the first R dimensions of x, (B, T, H, D).
+
+    The other dimensions of x are 0. So they may be exchanged too.
+    """
+    half = width // 2
+    if x.shape[-1] % width == 0:
+        return x.unflatten(-1, (-1, 2, half)).flip(-2).flatten(-3)  # a compiler makes no copy of it
+    first, second, unrotated = x.split([half, half, x.shape[-1] - width], dim=-1)
+    return torch.cat((second, first, unrotated), dim=-1)
 
 
 class RoPE(Positions):

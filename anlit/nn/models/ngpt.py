@@ -123,9 +123,7 @@ class NGPTBlock(nn.Module):
         q, k, v = split_heads(qkv, self.n_heads, self.n_kv_heads)
 
         # Rotate q and k by their positions, then normalise each head and scale it. Shapes stay
-        q, k = rotate(rotation, q, k)
-        q = self.norm_qk(q)
-        k = self.norm_qk(k)
+        q, k = self.rotate_and_normalise(q, k, rotation)
         if self.s_qk is not None:
             q, k = scale_queries_and_keys(q, k, self.s_qk())
         v = self.norm_v(v)
@@ -138,6 +136,19 @@ class NGPTBlock(nn.Module):
 
         # Project back to the sphere: (B, T, d)
         return unit(self.W_o(y))
+
+    def rotate_and_normalise(
+        self, q: Tensor, k: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor]:
+        """√D·unit(RoPE(q)) and the same of k, of the same shapes (B, T, H, D) and (B, T, G, D).
+
+        A rotation keeps lengths. So compiled code normalises first: then a GPU's backward pass
+        moves less memory.
+        """
+        if torch.compiler.is_compiling():
+            return rotate(rotation, self.norm_qk(q), self.norm_qk(k))
+        q, k = rotate(rotation, q, k)
+        return self.norm_qk(q), self.norm_qk(k)
 
     def mlp(self, h: Tensor) -> Tensor:
         """h_M, the suggestion for the second step: h (B, T, d) → (B, T, d)."""

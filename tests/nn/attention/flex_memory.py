@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -68,31 +68,11 @@ def trace(form: str, width: int, dtype: torch.dtype = torch.bfloat16) -> dict[st
     template, is_packed = FORMS[form]
     mechanism = template.for_layer(N_HEADS, width, 0)
     graphs: dict[str, GraphModule] = {}
-
-    def keep(name: str, graph: GraphModule, inputs: Any) -> Any:
-        graphs[name] = graph
-        outputs = graph.graph.find_nodes(op="output")[0].args[0]
-        return lambda *tensors: tree_map(lambda node: node.meta["val"], outputs)
-
-    def compile_nothing(graph: GraphModule, inputs: Any) -> Any:
-        return aot_module_simplified(
-            graph,
-            inputs,
-            fw_compiler=functools.partial(keep, "forward"),
-            bw_compiler=functools.partial(keep, "backward"),
-            decompositions=select_decomp_table(),
-            partition_fn=functools.partial(
-                min_cut_rematerialization_partition, compiler="inductor"
-            ),
-        )
-
-    compiled = torch.compile(flex._run, backend=compile_nothing, dynamic=False)
-    settings = torch._functorch.config.patch(
-        force_non_lazy_backward_lowering=True, enable_autograd_cache=False
-    )
+    backend = functools.partial(record_graphs, graphs)
+    compiled = torch.compile(flex._run, backend=backend, dynamic=False)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        settings,
+        RECORDING,
         mock.patch.object(flex_attention, "_validate_device"),  # it refuses a backward pass on CPU
         mock.patch.object(flex, "_compiled", return_value=compiled),
     ):
@@ -104,16 +84,49 @@ def trace(form: str, width: int, dtype: torch.dtype = torch.bfloat16) -> dict[st
     return graphs
 
 
+def record_graphs(graphs: dict[str, GraphModule], graph: GraphModule, inputs: Any) -> Any:
+    """Compile nothing. Add the graphs that a GPU's compiler gets: `forward` and `backward`."""
+
+    def record(name: str, graph: GraphModule, inputs: Any) -> Any:
+        graphs[name] = graph
+        outputs = graph.graph.find_nodes(op="output")[0].args[0]
+        return lambda *tensors: tree_map(lambda node: node.meta["val"], outputs)
+
+    return aot_module_simplified(
+        graph,
+        inputs,
+        fw_compiler=functools.partial(record, "forward"),
+        bw_compiler=functools.partial(record, "backward"),
+        decompositions=select_decomp_table(),
+        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+    )
+
+
+RECORDING = torch._functorch.config.patch(
+    force_non_lazy_backward_lowering=True, enable_autograd_cache=False
+)
+"""The settings in which `record_graphs` also gets the graph of the backward pass."""
+
+
 def write_kernel(graph: GraphModule, capability: int) -> str:
     """The source of the FlexAttention kernel that Inductor writes for a graph traced on a CPU."""
-    wrapper = write_code(graph, capability)
-    kernels = re.findall(r"async_compile\.triton\('triton_tem\w+', '{3}(.*?)'{3}", wrapper, re.S)
+    code = write_code(graph, capability)
+    kernels = re.findall(r"async_compile\.triton\('triton_tem\w+', '{3}(.*?)'{3}", code.text, re.S)
     (source,) = kernels
     return source
 
 
-def write_code(graph: GraphModule, capability: int) -> str:
-    """The kernels that Inductor writes for a graph traced on a CPU, and their calls."""
+class Code(NamedTuple):
+    """The kernels that Inductor writes, and their calls."""
+
+    text: str
+    n_bytes: int
+    """Bytes that the kernels read and write, as Inductor counts them: a kernel that needs a tensor
+    in two places reads it once."""
+
+
+def write_code(graph: GraphModule, capability: int) -> Code:
+    """Inductor's code for a graph traced on a CPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with imagined_gpu(capability), mode:
         graph = copy.deepcopy(graph)
@@ -128,7 +141,9 @@ def write_code(graph: GraphModule, capability: int) -> str:
             V.set_debug_handler(debug),
         ):
             lowering.run(*inputs)
-            return lowering.codegen()[0].value
+            text = lowering.codegen()[0].value
+            n_bytes, _, _ = lowering.count_bytes()
+            return Code(text, n_bytes)
 
 
 def rename_device(graph: GraphModule) -> None:

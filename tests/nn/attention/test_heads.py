@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from anlit import NoPE, RoPE
 from anlit.nn.layers.norms import rms
-from anlit.nn.layers.positions import rotate
+from anlit.nn.layers.positions import Rotation, rotate
 from tests.nn.models.tiny import architectures, random_tokens, tiny
 
 LENGTH = 16
@@ -41,14 +41,15 @@ def test_a_gpu_normalises_and_rotates_in_one_kernel(fraction) -> None:
     from tests.nn.attention.flex_memory import write_code
 
     def normalise_and_rotate(qkv: Tensor, gain: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        (y,) = rotate((cos, sin), rms(qkv[:, :, :4], 1e-6, gain))
-        return y
+        q, k, _ = qkv.split(4, dim=2)
+        rotated_q, _ = rotate(Rotation((cos, sin), (cos, sin), width), rms(q, 1e-6, gain), k)
+        return rotated_q
 
     qkv = torch.empty(2, LENGTH, 12, 64, dtype=torch.bfloat16)
-    cos, sin = RoPE(fraction).rotation(64, LENGTH, None, qkv)  # type: ignore[misc]
+    (cos, sin), _, width = RoPE(fraction).rotation(64, LENGTH, None, qkv)  # type: ignore[misc]
     trace = make_fx(normalise_and_rotate, select_decomp_table(), "fake")
     graph = trace(qkv, torch.ones(64), cos, sin)
 
-    code = write_code(graph, 90)
+    code = write_code(graph, 90).text
 
     assert len(re.findall(r"async_compile\.triton\(", code)) == 1

@@ -131,3 +131,20 @@ def assert_is_rounded(output: Tensor, exact: Tensor, dtype: torch.dtype) -> None
     is_equal = output == exact.to(dtype)
     assert output.dtype == dtype
     assert is_equal.float().mean() > 0.99
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 16), (16,)])
+def test_compiled_rms_has_the_gradients_of_its_formula(shape) -> None:
+    """They are written by hand."""
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    gain = torch.randn(16, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(shape, dtype=torch.float64)
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.3).sqrt() * gain
+    expected_gradients = torch.autograd.grad(expected, (x, gain), upstream)
+
+    compiled = torch.compile(norms.rms, backend="aot_eager", fullgraph=True)
+    y = compiled(x, 0.3, gain)
+    gradients = torch.autograd.grad(y, (x, gain), upstream)
+
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-12, atol=1e-12)

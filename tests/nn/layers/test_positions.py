@@ -23,8 +23,68 @@ def turned(positions: Positions, x: Tensor, index: Tensor | None = None) -> Tens
     """x (B, T, H, D), rotated as the layers of a model do."""
     _, length, _, width = x.shape
     rotation = positions.rotation(width, length, index, x)
-    (y,) = rotate(rotation, x)
+    y, _ = rotate(rotation, x, x)
     return y
+
+
+def rotated_pair_by_pair(positions: Positions, x: Tensor, index: Tensor) -> Tensor:
+    """x (B, T, H, D) as complex numbers x_i + i·x_{i + R/2} times scale·e^{i·angle}."""
+    _, length, _, width = x.shape
+    frequencies = positions.frequencies(width, length)
+    n_pairs = len(frequencies)
+    angles = index[:, :, None, None] * frequencies
+    numbers = torch.complex(x[..., :n_pairs], x[..., n_pairs : 2 * n_pairs])
+    turned_numbers = numbers * torch.polar(torch.full_like(angles, positions.scale), angles)
+    rest = x[..., 2 * n_pairs :]
+    return torch.cat((turned_numbers.real, turned_numbers.imag, rest), dim=-1)
+
+
+ROTATIONS = [
+    RoPE(0.25),
+    RoPE(0.5),
+    RoPE(0.75),
+    RoPE(1.0),
+    PRoPE(),
+    DynamicNTK(training_length=10),
+    YaRN(factor=4.0, training_length=16, fraction=0.75),
+    YaRN(factor=4.0, training_length=16, fraction=0.5),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("positions", ROTATIONS)
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.covering(2)
+def test_q_and_k_and_their_gradients_are_rotated_as_complex_numbers(
+    positions, packed, compiles
+) -> None:
+    """Heads share keys. Compiled code has the formula, training on a CPU a gradient by hand."""
+    q = normal(2, LENGTH, 4, D_HEAD).requires_grad_()
+    k = normal(2, LENGTH, 2, D_HEAD, seed=1).requires_grad_()
+    index = torch.arange(LENGTH).expand(2, LENGTH)
+    if packed:
+        index = index % torch.tensor([[7], [13]])
+    expected_q = rotated_pair_by_pair(positions, q, index)
+    expected_k = rotated_pair_by_pair(positions, k, index)
+    weights = normal(*q.shape, seed=2), normal(*k.shape, seed=3)
+    expected = torch.autograd.grad((expected_q, expected_k), (q, k), weights)
+
+    rotation = positions.rotation(D_HEAD, LENGTH, index if packed else None, q)
+    function = torch.compile(rotate, backend="eager", fullgraph=True) if compiles else rotate
+    rotated = function(rotation, q, k)
+    gradients = torch.autograd.grad(rotated, (q, k), weights)
+
+    torch.testing.assert_close(rotated, (expected_q, expected_k), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_nope_rotates_nothing() -> None:
+    q = normal(1, LENGTH, 2, D_HEAD)
+    k = normal(1, LENGTH, 1, D_HEAD)
+
+    rotated = rotate(NoPE().rotation(D_HEAD, LENGTH, None, q), q, k)
+
+    assert rotated == (q, k)
 
 
 @pytest.mark.parametrize(
