@@ -29,7 +29,7 @@ from anlit.commands.anneal import branch
 from anlit.commands.budget import has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
-from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_size
+from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
 from anlit.commands.parser import (
     ConfigurationParser,
     explain_constructor_errors,
@@ -256,7 +256,7 @@ class FitCommand(ConfigurationParser):
                 self.budget_batch = set_steps(config, partial(self._count_parameters, config))
                 set_max_steps(self.trainer, config.trainer.max_steps)
             self.rate_advice = advice_on_default_rate(config.model)
-            set_rate_by_size(config.model)
+            set_rate_by_width(config.model)
             # An evaluated checkpoint has all matrices. Drawing 10⁸ numbers takes a second.
             with nullcontext() if is_fit else without_matrices():
                 self.make_objects(config, "model", "data")

@@ -8,17 +8,13 @@ from jsonargparse import Namespace
 
 from anlit.config.labels import class_name
 from anlit.config.objects import subclass_named
-from anlit.nn.models.angpt import AnGPTDecoder
-from anlit.nn.models.decoder import Decoder
-from anlit.training.language_model import LanguageModel
-from anlit.training.models import AnGPT
-from anlit.training.optim.optimizers import AdamW, default_rate
+from anlit.training.optim.optimizers import AdamW, rate_of_width
 
 
-def set_rate_by_size(model: Namespace) -> None:
-    """Set a null `lr` of AdamW to the default rate for the model's size. Records then have it.
+def set_rate_by_width(model: Namespace) -> None:
+    """Set a null `lr` of AdamW to the rate for the model's width. Records then have it.
 
-    With a base it is the rate for the base's size, from which the rules of transfer go on.
+    With `base_d_model` it is the rate for that width, from which the rule of transfer goes on.
     """
     settings = model.get("init_args", {})
     optimizer = settings.get("optimizer")
@@ -27,13 +23,8 @@ def set_rate_by_size(model: Namespace) -> None:
     is_torch_adamw = locate(optimizer.class_path) is not AdamW
     if is_torch_adamw or optimizer.init_args.lr is not None or "d_model" not in settings:
         return
-    is_angpt = issubclass(subclass_named(LanguageModel, model.class_path, "model"), AnGPT)
-    decoder = AnGPTDecoder if is_angpt else Decoder
-    optimizer.init_args.lr = default_rate(
-        settings.get("base_d_model") or settings.d_model,
-        settings.get("base_n_layers") or settings.n_layers,
-        decoder.layers_at_full_rate,
-    )
+    width = settings.get("base_d_model") or settings.d_model
+    optimizer.init_args.lr = rate_of_width(width)
 
 
 def advice_on_default_rate(model: Namespace) -> str | None:
@@ -45,7 +36,7 @@ def advice_on_default_rate(model: Namespace) -> str | None:
     parameter = signature(optimizer_class).parameters.get("lr")
     rate = optimizer.init_args.get("lr")
     if rate is None:
-        source = "null, which follows the model's size"
+        source = "null, which follows the model's width"
     elif parameter is not None and rate == parameter.default:
         source = f"{rate:g}, the default"
     else:

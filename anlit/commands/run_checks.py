@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.fabric.plugins.environments import LightningEnvironment
 
 from anlit.commands.budget import check_length, count_devices
-from anlit.commands.learning_rate import set_rate_by_size
+from anlit.commands.learning_rate import set_rate_by_width
 from anlit.commands.parser import ConfigurationParser, explain_constructor_errors
 from anlit.commands.trainer_objects import training_callbacks
 from anlit.config.value_checks import check_precision
@@ -43,7 +43,7 @@ def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel |
     n_steps = check_length(config)
     if n_steps is not None:
         check_steps(config.trainer.as_dict(), n_steps)
-    set_rate_by_size(config.model)
+    set_rate_by_width(config.model)
     try:
         model = parser.model_of(config)
         model.new_optimizer()

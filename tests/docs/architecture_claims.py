@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from anlit.compare.statistics import median_with_interval, power_law
+from tests.docs.architecture_tables import first_steps
 from tests.docs.page_tables import ARCHITECTURES
 from tests.docs.records import (
     RESULTS,
@@ -33,6 +34,19 @@ def depth() -> Iterator[str]:
     behind = figure(losses("nGPT", 2)[1] - losses("GPT+", 2)[1])
     ahead = figure(losses("GPT+", 4)[1] - losses("nGPT", 4)[1])
     yield f"ends {behind} behind GPT+ at two layers and {ahead} ahead at four"
+
+
+@section(ARCHITECTURES, "anGPT at depth")
+def angpt_at_depth() -> Iterator[str]:
+    study = Study("angpt_depth/12")
+    yield f"costs {study.minus('α 1/L, smaller rate', 'α 1/(2L)')} at twelve layers"
+    losses = []
+    for row in first_steps():
+        if (row["arm"], row["seed"]) == ("full-alpha", "2") and row["step"] != "0":
+            losses.append(float(row["train/loss"]))
+    yield f"the loss of seed 2 rose to {max(losses):.1f} at twelve layers"
+    gpt, ngpt, angpt = map(study.mean, ("GPT+", "nGPT", "α 1/(2L)"))
+    yield f"GPT+ ends at {gpt}, nGPT at {ngpt}, anGPT with 1/(2L) at {angpt}"
 
 
 @section(ARCHITECTURES, "Defaults")

@@ -1,5 +1,6 @@
 """Rows of the tables of architectures.md, computed from the records beside it."""
 
+import csv
 from operator import itemgetter
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from anlit.compare.statistics import median_with_interval
 from tests.docs.page_tables import ARCHITECTURES, EMPTY, UNRECORDED, Rows, table
 from tests.docs.records import (
+    RESULTS,
     Study,
     figure,
     listed,
@@ -32,6 +34,40 @@ def depth() -> Rows:
         size = f"{figure(study.parameters[gpt] / 1e6)}M"
         rows.append([str(layers), size, study.mean(gpt), gap, study.faster(angpt, gpt)])
     return rows
+
+
+@table(ARCHITECTURES, "anGPT at depth")
+def angpt_at_depth() -> Rows:
+    four = Study("angpt_depth/4")
+    twelve = Study("angpt_depth/12")
+    norms = {arm: listed_norms(arm) for arm in ("half-alpha", "full-alpha", "small-rate")}
+    return [
+        ["4", "1/(2L)", "1/d", ", ".join(four.seeds("α 1/(2L)")), EMPTY],
+        ["4", "1/L", "1/d", ", ".join(four.seeds("α 1/L")), EMPTY],
+        ["12", "1/(2L)", "1/d", ", ".join(twelve.seeds("α 1/(2L)")), norms["half-alpha"]],
+        ["12", "1/L", "1/d", ", ".join(twelve.seeds("α 1/L")), norms["full-alpha"]],
+        [
+            "12",
+            "1/L",
+            "6/(Ld)",
+            ", ".join(twelve.seeds("α 1/L, smaller rate")),
+            norms["small-rate"],
+        ],
+    ]
+
+
+def listed_norms(arm: str) -> str:
+    """The largest gradient norm of each seed's first steps."""
+    norms: dict[str, list[float]] = {}
+    for row in first_steps():
+        if row["arm"] == arm:
+            norms.setdefault(row["seed"], []).append(float(row["train/grad_norm"]))
+    return ", ".join(f"{max(of_seed):.1f}" for of_seed in norms.values())
+
+
+def first_steps() -> list[dict[str, str]]:
+    with (RESULTS / "angpt_depth/12/first_steps.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 @table(ARCHITECTURES, "Defaults", 1)

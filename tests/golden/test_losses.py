@@ -27,6 +27,8 @@ STEPS = 20
 ARCHITECTURES = {"GPT": GPT, "NGPT": NGPT, "AnGPT": AnGPT}
 WEIGHT_DECAYS = {"GPT": 0.1, "NGPT": 0.0, "AnGPT": 0.0}
 """As in configs/model."""
+SETTINGS: dict[str, dict[str, Any]] = {"GPT": {}, "NGPT": {}, "AnGPT": {"alpha_init": 1 / 2}}
+"""The stored losses of anGPT are of an α of 1/n_layers."""
 
 
 class Case(NamedTuple):
@@ -106,6 +108,7 @@ def losses(case: Case) -> list[float]:
         kernel=case.kernel,
         z_loss=1e-3,
         context_length=length,
+        **SETTINGS[case.architecture],
         **CHANGES.get(case.mechanism, {}),
     )
     logged = Logged("train/loss")

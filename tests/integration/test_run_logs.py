@@ -131,14 +131,6 @@ def test_a_rate_by_size_is_on_every_record(trained: Train) -> None:
     assert on_file["peak_rate"]["matrices"] == 0.016
 
 
-def test_the_rate_of_a_deep_angpt_is_smaller_on_its_record(trained: Train) -> None:
-    run_dir = trained(*BY_SIZE, "--model.n_layers=12", "--trainer.max_steps=2")
-
-    (launch,) = record_of(run_dir)["launches"]
-    assert model_settings_of(run_dir)["optimizer"]["init_args"]["lr"] == 0.008
-    assert set(launch["peak_rates"].values()) == {0.008}
-
-
 def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
     shards: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:

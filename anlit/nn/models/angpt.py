@@ -24,6 +24,7 @@ D head width, f MLP width, V vocabulary.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,12 @@ class AnGPTConfig(NormalisedConfig):
             √(d_model/d_ff), the paper's. nGPT has 1.
     """
 
+    default_alpha_sum: ClassVar[float] = 0.5
+    """The first updates make suggestions point along h. If they also have the length that the
+    constants are made for, attention is linear in the length r of its input and an MLP quadratic:
+    dr/dt = r + r², where t is the sum of α so far. From r = 1 this has no bound at t = ln 2 = 0.69.
+    With a sum of 1 the first steps of deep models blow up (docs/results/architectures.md, anGPT at
+    depth)."""
     norm_eps: float = 1e-6
     norms: Norms = "bounded"
     approximation: Approximation = Approximation()
@@ -190,6 +197,3 @@ class AnGPTDecoder(NormalisedDecoder):
     """
 
     block_class = AnGPTBlock
-    layers_at_full_rate = 6
-    """Each MLP is quadratic in the length of its input, so that layers square what is too long. At
-    12 layers of width 384 the full rate diverged, and half of it did not (docs/results/gpu.md)."""

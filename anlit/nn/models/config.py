@@ -6,6 +6,7 @@ Each architecture adds its settings in its file.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -188,14 +189,17 @@ class NormalisedConfig(DecoderConfig):
     fast the vector learns relative to the matrices. With a base the default is 1/√base_d_model.
 
     Args:
-        alpha_init: Initial step size α of both residual updates; 1/n_layers if null. A number is
-            the base's, and is divided by n_layers/base_n_layers.
+        alpha_init: Initial step size α of both residual updates. If null it is 1/n_layers in nGPT
+            and half of it in anGPT. A number is the base's, and is divided by
+            n_layers/base_n_layers.
         alpha_scale: The scale of α.
         s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the
             start. A number is the base's, and is multiplied by √(d_model/base_d_model).
         s_z_scale: The scale of s_z.
     """
 
+    default_alpha_sum: ClassVar[float] = 1.0
+    """The sum of the layers' α, of one kind of update, if `alpha_init` is null."""
     alpha_init: float | None = None
     alpha_scale: float | None = None
     s_z_init: float | None = 1.0
@@ -212,7 +216,9 @@ class NormalisedConfig(DecoderConfig):
 
     def alpha(self) -> ScalingVector:
         """The step size of a residual update, (d,)."""
-        init = 1 / self.n_layers if self.alpha_init is None else self.alpha_init / self.depth_ratio
+        init = self.default_alpha_sum / self.n_layers
+        if self.alpha_init is not None:
+            init = self.alpha_init / self.depth_ratio
         return self.scaling(self.d_model, init, self.alpha_scale)
 
     def logit_scale(self) -> ScalingVector:

@@ -6,7 +6,6 @@ the weights of one output.
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -41,8 +40,6 @@ class Decoder(nn.Module):
     """Called with the settings and a layer's number, from 0."""
     transfer_rules: dict[str, Rule] = {}  # noqa: RUF012
     """How the rate of each parameter group follows the size."""
-    layers_at_full_rate: float = math.inf
-    """With more layers AdamW's default rate is smaller by this number over theirs."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -48,21 +48,14 @@ def parameter_groups(model: Decoder) -> list[dict[str, Any]]:
             groups.append({"name": role, "params": params})
     settings = {group["name"]: group for group in groups}
     settings["vectors"]["weight_decay"] = 0.0
-    settings["head"]["default_rate"] = default_rate(
-        model.transfer.base_d_model or model.head.weight.shape[1],
-        model.transfer.base_n_layers or len(model.blocks),
-        model.layers_at_full_rate,
-    )
+    if model.transfer.base_d_model is not None:
+        settings["head"]["base_d_model"] = model.transfer.base_d_model
     return groups
 
 
-def default_rate(d_model: int, n_layers: int, layers_at_full_rate: float) -> float:
-    """AdamW's default rate: near the best rate of models of width 32 to 128, 1e-3 at 1,024.
-
-    It falls as 1/n_layers above `layers_at_full_rate`.
-    """
-    rate = min(1 / d_model, 0.016)
-    return rate if n_layers <= layers_at_full_rate else rate * layers_at_full_rate / n_layers
+def rate_of_width(d_model: int) -> float:
+    """AdamW's default rate: near the best rate of models of width 32 to 128, 1e-3 at 1,024."""
+    return min(1 / d_model, 0.016)
 
 
 class AdamW(torch.optim.AdamW):
@@ -70,9 +63,8 @@ class AdamW(torch.optim.AdamW):
 
     Args:
         params: Groups from `parameter_groups`.
-        lr: Peak learning rate. If null it is 1/d_model, at most 0.016, and for anGPT with more
-            than 6 layers smaller by 6/n_layers (docs/results/architectures.md). With a base the
-            size is the base's.
+        lr: Peak learning rate; 1/d_model, at most 0.016, if null (docs/results/architectures.md).
+            With a base the width is base_d_model.
         betas: Averaging coefficients of the gradient and of its square.
         eps: Added to the denominator.
         weight_decay: Decoupled decay of matrices, embedding and head.
@@ -91,20 +83,20 @@ class AdamW(torch.optim.AdamW):
         check_ranges("model.optimizer", locals())
         groups = list(params)
         if lr is None:
-            lr = _default_rate_of(groups)
+            lr = rate_of_width(_width_of_head(groups))
         super().__init__(
             groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
 
 
-def _default_rate_of(groups: list[dict[str, Any]]) -> float:
-    """The default rate that `parameter_groups` gives to the group `head`."""
+def _width_of_head(groups: list[dict[str, Any]]) -> int:
+    """The width of the model or its base, by the matrix (V, d_model) of the group `head`."""
     for group in groups:
-        if isinstance(group, dict) and "default_rate" in group:
-            return float(group["default_rate"])
+        if isinstance(group, dict) and group.get("name") == "head":
+            return int(group.get("base_d_model", group["params"][0].shape[1]))
     raise UserError(
-        "AdamW's lr=None follows the size of the model, which the groups of parameter_groups tell: "
-        "give lr a number"
+        "AdamW's lr=None follows the width of the group named head, and there is none: give lr a "
+        "number"
     )
 
 

@@ -81,8 +81,8 @@ SCALING_VECTORS = {
         "s_z": (1.0, ROOT),
     },
     AnGPT: {
-        "alpha_A": (1 / 5, ROOT),
-        "alpha_M": (1 / 5, ROOT),
+        "alpha_A": (1 / 10, ROOT),
+        "alpha_M": (1 / 10, ROOT),
         "s_z": (1.0, ROOT),
     },
 }
@@ -123,22 +123,9 @@ def test_settings_that_are_null_follow_the_size(architecture, d_model: int, rate
 
     assert {group["lr"] for group in optimizer.param_groups} == {rate}
     if nulls:
-        assert model.blocks[0].alpha_A.init == 1 / 5
+        alpha_sum = 1 / 2 if architecture is AnGPT else 1
+        assert model.blocks[0].alpha_A.init == alpha_sum / 5
         assert model.s_z.init == math.sqrt(d_model)
-
-
-@pytest.mark.parametrize(
-    ("n_layers", "base", "share"), [(6, None, 1), (12, None, 1 / 2), (12, 4, 1)]
-)
-@architectures
-def test_only_a_deep_angpt_has_a_smaller_default_rate(
-    architecture, n_layers: int, base: int | None, share: float
-) -> None:
-    model = tiny(architecture, d_model=256, n_layers=n_layers, base_n_layers=base).model
-    optimizer = AdamW(parameter_groups(model), lr=None)
-
-    expected = share / 256 if architecture is AnGPT else 1 / 256
-    assert {group["lr"] for group in optimizer.param_groups} == {expected}
 
 
 MUON = partial(MuonAdamW, lr=0.1, embedding_lr=0.1, head_lr=0.05, vector_lr=0.01)

@@ -89,8 +89,8 @@ GROUPS = [{"params": [WEIGHT]}]
 
 
 @pytest.mark.parametrize("params", [TENSORS, GROUPS], ids=["tensors", "groups"])
-def test_a_rate_that_follows_the_size_needs_the_groups_of_a_model(params: Any) -> None:
-    message = r"lr=None follows the size of the model, which .*: give lr a number"
+def test_a_rate_that_follows_the_size_needs_the_group_of_the_head(params: Any) -> None:
+    message = r"lr=None follows the width of the group named head.*: give lr a number"
 
     with pytest.raises(UserError, match=message):
         AdamW(params, lr=None)
