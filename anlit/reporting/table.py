@@ -1,6 +1,5 @@
 """Tables, in Markdown and in the terminal."""
 
-import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -123,9 +122,8 @@ class SafeConsole(Console):
 
 
 def console() -> SafeConsole:
-    """Return a console for standard output, as wide as the terminal or as COLUMNS says.
+    """Return a console for standard output, as wide as the terminal.
 
-    Without both no line is wrapped.
+    Without a terminal no line is wrapped.
     """
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return SafeConsole(width=None if has_width else UNLIMITED_WIDTH)
+    return SafeConsole(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH)
