@@ -251,7 +251,8 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     # Documents have T/4 tokens. At T 4 every mechanism gives the only token the weight 1.
     plain_loss = long["anGPT eager"]["losses"][0]
     scale_invariant_loss = long["anGPT scale-invariant eager"]["losses"][0]
-    assert abs(plain_loss - scale_invariant_loss) > 1e-3
+    # The difference is of the order of anGPT's small first α. Rounding is about 1e-6.
+    assert abs(plain_loss - scale_invariant_loss) > 1e-4
 
 
 def test_a_peer_learns() -> None:
