@@ -226,12 +226,12 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     variants = "--models anGPT --documents --mechanisms plain,scale-invariant --groups 1,2"
 
     record, (short, long) = run(
-        tmp_path, f"step --peers none --compiled no {variants} --lengths 4,32"
+        tmp_path, f"step --peers none --compiled no {variants} --lengths 4,64"
     )
 
     first, second = record["groups"]
     assert first["title"].startswith("d 16, L 2, T 4, B 4, V")
-    assert second["title"].startswith("d 16, L 2, T 32, B 1, V")
+    assert second["title"].startswith("d 16, L 2, T 64, B 1, V")
     assert list(short) == [
         "anGPT eager",
         "anGPT groups of 2 eager",
@@ -245,14 +245,13 @@ def test_lengths_documents_mechanisms_and_shared_keys(tmp_path: Path) -> None:
     grouped = short["anGPT groups of 2 eager"]
     assert plain["parameters"] - grouped["parameters"] == 2 * 2 * 8 * 16
     assert plain["flops"]["train"] < long["anGPT eager"]["flops"]["train"]
-    whole_row = our_step("anGPT", TINY._replace(length=32), CPU)
+    whole_row = our_step("anGPT", TINY._replace(length=64), CPU)
     assert long["anGPT eager"]["flops_per_token"] < whole_row.flops_per_token
 
     # Documents have T/4 tokens. At T 4 every mechanism gives the only token the weight 1.
     plain_loss = long["anGPT eager"]["losses"][0]
     scale_invariant_loss = long["anGPT scale-invariant eager"]["losses"][0]
-    # The difference is of the order of anGPT's small first α. Rounding is about 1e-6.
-    assert abs(plain_loss - scale_invariant_loss) > 1e-4
+    assert abs(plain_loss - scale_invariant_loss) > 1e-3
 
 
 def test_a_peer_learns() -> None:
