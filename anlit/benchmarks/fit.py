@@ -155,7 +155,7 @@ def make_bare_steps(run: Run, device: torch.device) -> BareSteps:
 def in_words(times: Mapping[str, float]) -> str:
     """Return `fit 1.02 ms a step, bare 1.01 ms, fit ÷ bare 1.010, 0.30% of it waiting for data`."""
     return (
-        f"fit {1e3 * times['fit']:.4g} ms a step, bare {1e3 * times['bare']:.4g} ms, "
+        f"fit {1e3 * times['fit']:,.2f} ms a step, bare {1e3 * times['bare']:,.2f} ms, "
         f"fit ÷ bare {times['ratio']:.3f}, {times['data_wait_share']:.2%} of it waiting for data"
     )
 

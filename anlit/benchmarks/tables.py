@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anlit.reporting.table import NONE, Table
+from anlit.reporting.text import three_digits
 
 Row = dict[str, Any]
 """A case of the benchmark; `anlit.benchmarks.harness` describes the keys.
@@ -82,8 +83,7 @@ def _ratio_with_interval(median: float, low: float, high: float) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    """`12.3`: three digits, or whole milliseconds from a second on."""
-    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+    return three_digits(1e3 * seconds)
 
 
 def benchmark_warnings(record: Mapping[str, Any]) -> list[str]:

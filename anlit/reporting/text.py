@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -137,12 +138,22 @@ def say(text: str) -> None:
     echo(f"{time.strftime('%H:%M:%S')}  {without_control_codes(text)}", sys.stderr)
 
 
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, or all digits before its point.
+
+    A large number has no exponent: `0.0123`, `12.3`, `1,979`.
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{value:,.0f}" if abs(rounded) >= 1000 else f"{value:.3g}"
+
+
 def short_number(value: float) -> str:
     """Return a number as `1.3M`, `820k`, `0.004`."""
+    rounded = float(f"{value:.3g}")
     for size, suffix in NUMBER_SUFFIXES:
-        if value >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.3g}"
+        if size <= abs(rounded) < math.inf:
+            return f"{three_digits(value / size)}{suffix}"
+    return three_digits(value)
 
 
 def minus(number: str) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from anlit.nn.models.flops import flops_per_token
 from anlit.reporting.table import SafeConsole, Table
+from anlit.reporting.text import short_number, three_digits
 from anlit.sizing.plan import GPU_BYTES, Plan
 from anlit.sizing.trace import Role, step_memory
 from anlit.training.callbacks.throughput import PEAKS, product_type
@@ -131,7 +132,7 @@ def show(console: SafeConsole, result: dict[str, Any]) -> None:
     plan: Plan = result["plan"]
     parameters = [[name, f"{number:,}"] for name, number in result["parameters"].items()]
     console.print(Table("Model", ["parameters", "number"], parameters))
-    cache = f"{result['cache_bytes'] / 1e6:,.3g} MB"
+    cache = f"{three_digits(result['cache_bytes'] / 1e6)} MB"
     sequence = f"one sequence of {plan.length:,} tokens"
     console.print(f"Keys and values of {sequence}, to generate in bfloat16: {cache}.\n")
     console.print(memory_table(plan, result))
@@ -172,10 +173,10 @@ def time_table(plan: Plan, result: dict[str, Any]) -> Table:
     ]
     days = result["days"]
     if days is not None and days >= 0.1:
-        rows.append([f"days for {plan.tokens:.3g} tokens", f"{days:.3g}"])
+        rows.append([f"days for {short_number(plan.tokens)} tokens", three_digits(days)])
     elif days is not None:
         seconds = days * SECONDS_PER_DAY
-        rows.append([f"seconds for {plan.tokens:.3g} tokens", f"{seconds:.3g}"])
+        rows.append([f"seconds for {short_number(plan.tokens)} tokens", three_digits(seconds)])
     kind = product_type(plan.precision)
-    peak = f"{PEAKS[plan.gpu][kind] / 1e12:.3g} TFLOP/s (dense {kind})"
+    peak = f"{three_digits(PEAKS[plan.gpu][kind] / 1e12)} TFLOP/s (dense {kind})"
     return Table(f"at {plan.mfu:.0%} of {peak}", ["time", ""], rows)
