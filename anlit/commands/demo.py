@@ -48,7 +48,8 @@ def fit_arguments(arm: str, run_dir: Path) -> list[str]:
     """The command that begins an arm's run, or goes on with it."""
     own_file = f"experiment/demo/{arm}.yaml"
     files = ["--config", own_file, "--config", COMMON]
-    return ["fit", *files, "--run_dir", str(run_dir), "--ckpt_path", "last"]
+    continuation = ["--ckpt_path", "last"] if run_dir.exists() else []
+    return ["fit", *files, "--run_dir", str(run_dir), *continuation]
 
 
 def is_finished(run_dir: Path) -> bool:

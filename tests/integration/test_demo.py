@@ -19,13 +19,13 @@ class Commands:
     def __call__(self, *arguments: str) -> int:
         line = " ".join(arguments)
         self.lines.append(line)
-        if self.failing and self.failing in line:
-            return 75
+        is_ended = bool(self.failing) and self.failing in line
         if arguments[0] == "fit":
             run_dir = Path(arguments[arguments.index("--run_dir") + 1])
-            run_dir.mkdir(parents=True)
-            (run_dir / "run.json").write_text(json.dumps({"status": "finished"}))
-        return 0
+            run_dir.mkdir(parents=True, exist_ok="--ckpt_path" in arguments)
+            status = "interrupted" if is_ended else "finished"
+            (run_dir / "run.json").write_text(json.dumps({"status": status}))
+        return 75 if is_ended else 0
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ def test_it_trains_every_arm_and_compares_them(monkeypatch, output) -> None:
     arms = ("gpt", "ngpt", "angpt", "angpt-scale-invariant")
     for line, arm in zip(trainings, arms, strict=True):
         assert line.split()[2] == f"experiment/demo/{arm}.yaml"
+        assert "--ckpt_path" not in line  # it would say that there is no checkpoint
     assert comparison.startswith("compare ")
     assert comparison.endswith(f"--output {output / 'comparison'} --measure_steps")
 
@@ -67,3 +68,14 @@ def test_it_ends_with_the_exit_code_of_an_arm_that_was_ended(monkeypatch, output
     assert run_demo(monkeypatch, output, commands) == 75
 
     assert len(commands.lines) == 2
+
+
+def test_an_arm_that_was_ended_goes_on_from_its_last_checkpoint(monkeypatch, output) -> None:
+    run_demo(monkeypatch, output, Commands(failing="demo/ngpt.yaml"))
+    commands = Commands()
+
+    assert run_demo(monkeypatch, output, commands) == 0
+
+    continued, *new, _ = commands.lines
+    assert continued.endswith(f"--run_dir {output / 'ngpt'} --ckpt_path last")
+    assert not [line for line in new if "--ckpt_path" in line]
