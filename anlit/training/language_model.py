@@ -102,6 +102,9 @@ class LanguageModel(HostBatches):
         self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
+        for name, value in vars(config).items():
+            if name in self.hparams and self.hparams[name] is None:
+                self.hparams[name] = value  # the number that null stands for
         assert config.vocab_size is not None  # the configuration refuses it
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length

@@ -136,7 +136,7 @@ def read_group(folder: Path) -> dict[str, Any]:
 
 
 MARKS = (
-    "| a | 1000* |",
+    "| a | 1,000* |",
     "* quartiles more than 5 % apart",
     "the clocks did not settle",
 )

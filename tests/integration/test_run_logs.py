@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -129,6 +130,18 @@ def test_a_rate_by_size_is_on_every_record(trained: Train) -> None:
     assert set(launch["peak_rates"].values()) == {0.016}
     assert shown["peak_rate.matrices"].number_value == pytest.approx(0.016)
     assert on_file["peak_rate"]["matrices"] == 0.016
+
+
+def test_an_initial_value_by_size_is_a_number_in_records_and_checkpoints(trained: Train) -> None:
+    """`alpha_init: null` and `s_z_init: null` of model/angpt.yaml, 2 layers, a width of 32."""
+    run_dir = trained(*BY_SIZE, "--trainer.max_steps=4")
+
+    checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=False)
+    shown = hparams_shown(run_dir)
+    for settings in (checkpoint["hyper_parameters"], hparams_on_file(run_dir)["model"]):
+        assert settings["alpha_init"] == 1 / 4
+        assert settings["s_z_init"] == math.sqrt(32)
+    assert shown["model.alpha_init"].number_value == 1 / 4
 
 
 def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(

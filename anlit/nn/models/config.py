@@ -187,6 +187,8 @@ class NormalisedConfig(DecoderConfig):
 
     Each scaling vector has an initial value and a scale, by default 1/√d_model. The scale sets how
     fast the vector learns relative to the matrices. With a base the default is 1/√base_d_model.
+    A null initial value becomes its number, which checkpoints then have: without it the stored
+    vector has no meaning.
 
     Args:
         alpha_init: Initial step size α of both residual updates. If null it is 1/n_layers in nGPT
@@ -199,7 +201,7 @@ class NormalisedConfig(DecoderConfig):
     """
 
     default_alpha_sum: ClassVar[float] = 1.0
-    """The sum of the layers' α, of one kind of update, if `alpha_init` is null."""
+    """The sum of the layers' α, of one kind of update, if `alpha_init` was null."""
     alpha_init: float | None = None
     alpha_scale: float | None = None
     s_z_init: float | None = 1.0
@@ -213,20 +215,24 @@ class NormalisedConfig(DecoderConfig):
                 "its token's unit row and keeps most of it, so that a tied head would predict the "
                 "token that it reads: leave it out"
             )
+        if self.alpha_init is None:
+            alpha_init = self.default_alpha_sum / (self.base_n_layers or self.n_layers)
+            object.__setattr__(self, "alpha_init", alpha_init)
+        if self.s_z_init is None:
+            s_z_init = math.sqrt(self.base_d_model or self.d_model)
+            object.__setattr__(self, "s_z_init", s_z_init)
 
     def alpha(self) -> ScalingVector:
         """The step size of a residual update, (d,)."""
-        init = self.default_alpha_sum / self.n_layers
-        if self.alpha_init is not None:
-            init = self.alpha_init / self.depth_ratio
+        assert self.alpha_init is not None, "__post_init__ sets it"
+        init = self.alpha_init / self.depth_ratio
         return self.scaling(self.d_model, init, self.alpha_scale)
 
     def logit_scale(self) -> ScalingVector:
         """s_z, the scale of the logits, (V,)."""
         assert self.vocab_size is not None, "the configuration refuses it"
-        init = math.sqrt(self.d_model)
-        if self.s_z_init is not None:
-            init = self.s_z_init * math.sqrt(self.width_ratio)
+        assert self.s_z_init is not None, "__post_init__ sets it"
+        init = self.s_z_init * math.sqrt(self.width_ratio)
         return self.scaling(self.vocab_size, init, self.s_z_scale)
 
     def scaling(self, width: int, init: float, scale: float | None) -> ScalingVector:
