@@ -172,11 +172,10 @@ def time_table(plan: Plan, result: dict[str, Any]) -> Table:
         ["tokens per second", f"{result['tokens_per_second']:,.0f}"],
     ]
     days = result["days"]
-    if days is not None and days >= 0.1:
-        rows.append([f"days for {short_number(plan.tokens)} tokens", three_digits(days)])
-    elif days is not None:
-        seconds = days * SECONDS_PER_DAY
-        rows.append([f"seconds for {short_number(plan.tokens)} tokens", three_digits(seconds)])
+    if days is not None:
+        assert plan.tokens is not None, "days are for a number of tokens"
+        unit, duration = ("days", days) if days >= 0.1 else ("seconds", days * SECONDS_PER_DAY)
+        rows.append([f"{unit} for {short_number(plan.tokens)} tokens", three_digits(duration)])
     kind = product_type(plan.precision)
     peak = f"{three_digits(PEAKS[plan.gpu][kind] / 1e12)} TFLOP/s (dense {kind})"
     return Table(f"at {plan.mfu:.0%} of {peak}", ["time", ""], rows)
