@@ -18,7 +18,7 @@ from anlit.runs.overview import SORT_KEYS, Overview, read_overviews, sort_overvi
 DEFAULT_FOLDER = "runs"
 WIDE = 110
 """Characters from which on all columns have room."""
-LEFT_OUT_IF_NARROW = ("folder", "tokens", "rate", "tokens\na second", "age")
+LEFT_OUT_IF_NARROW = ("folder", "tokens", "last\nrate", "tokens\na second", "age")
 """Columns that a terminal below `WIDE` does not show."""
 LONGEST_IF_NARROW = {"run": 18, "tags": 11, "changes": 11}
 """Characters of a cell in a narrow terminal, which shows the end of a folder. Changes take all the
@@ -173,7 +173,7 @@ CELLS: dict[str, Callable[[Overview], str]] = {
     "tokens": lambda overview: short(overview.tokens),
     "train\nloss": lambda overview: loss(overview.train_loss),
     "val\nloss": lambda overview: loss(overview.val_loss),
-    "rate": lambda overview: short(overview.rate),
+    "last\nrate": lambda overview: short(overview.rate),
     "tokens\na second": lambda overview: short(overview.tokens_per_second),
     "age": lambda overview: age_in_words(overview.age),
     "tags": lambda overview: ", ".join(overview.tags) or NONE,

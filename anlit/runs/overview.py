@@ -23,6 +23,7 @@ TAIL_BYTES = 2**18
 LOGGED_COLUMNS = (
     "step",
     "train/tokens",
+    "val/tokens",
     "train/loss",
     "val/loss",
     "train/learning_rate",
@@ -43,10 +44,10 @@ class Overview:
         state: running, finished, interrupted, failed or unknown, as the run recorded it.
         step: Optimizer steps that are logged; without a log the steps at the end of the run.
         steps: Optimizer steps in all. None if only epochs are set.
-        tokens: Training tokens so far.
+        tokens: Training tokens at the last logged step or validation, whichever is later.
         train_loss: The last logged training loss, in nats per token.
         val_loss: The last validation loss, in nats per token.
-        rate: The learning rate in force.
+        rate: The learning rate of the last logged step, not the peak.
         tokens_per_second: The last logged speed.
         age: Seconds since the run last wrote its metrics, or without them its record.
         changes: Settings that differ from the first run's, as `name=value`.
@@ -137,7 +138,7 @@ def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
         state=run.status,
         step=step,
         steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
-        tokens=numbers["train/tokens"],
+        tokens=latest_tokens(numbers),
         train_loss=numbers["train/loss"],
         val_loss=numbers["val/loss"],
         rate=numbers["train/learning_rate"],
@@ -146,6 +147,15 @@ def overview_of(run: Run, folder: str, changes: tuple[str, ...]) -> Overview:
         changes=changes,
         fault=fault,
     )
+
+
+def latest_tokens(numbers: dict[str, float | None]) -> float | None:
+    """Return the training tokens of the last row of any kind, from the last numbers by column.
+
+    The last step is validated and need not be a logging step.
+    """
+    counts = [numbers["train/tokens"], numbers["val/tokens"]]
+    return max((count for count in counts if count is not None), default=None)
 
 
 def last_numbers(path: Path, n_bytes: int | None = TAIL_BYTES) -> dict[str, float | None]:

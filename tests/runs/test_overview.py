@@ -69,6 +69,18 @@ def test_a_run_is_told_by_its_last_numbers(make_run, capsys) -> None:
     }
 
 
+def test_the_tokens_are_those_of_the_last_step_that_is_shown(make_run, capsys) -> None:
+    """The last validation comes after the last logging step of many runs."""
+    run = make_run("a")
+    header = f"{LOGGED},val/tokens"
+    (run / "metrics.csv").write_text(f"{header}\n{LAST_ROW},\n24,,,,,4.25,25600\n")
+
+    (overview,) = overviews(run.parent, capsys)
+
+    assert overview["step"] == 25
+    assert overview["tokens"] == 25600
+
+
 def test_changes_are_those_against_the_first_run(make_run, capsys) -> None:
     make_run("a", seed=1)
     run = make_run("b", seed=2, settings={"model.init_args.optimizer.init_args.lr": 0.004})
