@@ -34,18 +34,28 @@ MAX_LOGITS_AT_ONCE = 1 << 26
 
 
 class LossSums(NamedTuple):
-    """Sums of losses: (sequences, ranges of positions), or (pieces,) over all ranges."""
+    """Sums of losses: (sequences or pieces, ranges of positions), or (pieces,) over all ranges."""
 
     losses: Floats
     """Summed loss in nats."""
     counts: Floats
     """Number of targets that count."""
 
-    def by_piece(self, sequences_per_piece: int = 1) -> "LossSums":
-        """Add up the ranges, and the adjacent sequences that make a piece; (pieces,)."""
-        losses = self.losses.sum(1).reshape(-1, sequences_per_piece).sum(1)
-        counts = self.counts.sum(1).reshape(-1, sequences_per_piece).sum(1)
+    def by_piece(self, sequences_per_piece: int) -> "LossSums":
+        """Add up the adjacent sequences that make a piece; (pieces, ranges)."""
+        n_ranges = self.losses.shape[1]
+        shape = (-1, sequences_per_piece, n_ranges)
+        losses = self.losses.reshape(shape).sum(1)
+        counts = self.counts.reshape(shape).sum(1)
         return LossSums(losses, counts)
+
+    def n_sequences(self) -> int:
+        """The number of rows with a target that counts."""
+        return int((self.counts.sum(1) > 0).sum())
+
+    def over_ranges(self) -> "LossSums":
+        """Add up the ranges of positions; (sequences or pieces,)."""
+        return LossSums(self.losses.sum(1), self.counts.sum(1))
 
 
 class Lengths(Evaluation):
@@ -109,13 +119,19 @@ class Lengths(Evaluation):
                 sums_by_length[length] = sums
                 sums_by_piece[length] = sums.by_piece(self.piece_length // length)
             reference = sums_by_piece.get(checkpoint.training_length)
-            for length, sums in sums_by_length.items():
+            for length, piece_sums in sums_by_piece.items():
                 change = None
                 if reference is not None and length != checkpoint.training_length:
-                    difference = sums_by_piece[length].losses - reference.losses
-                    change = estimate_loss(difference, reference.counts)
-                measurement = {"length": length, "masking": masked, "change": change}
-                measurements.append(measurement | _summarise(sums, length, bytes_per_token))
+                    totals = reference.over_ranges()
+                    difference = piece_sums.over_ranges().losses - totals.losses
+                    change = estimate_loss(difference, totals.counts)
+                measurements.append({
+                    "length": length,
+                    "masking": masked,
+                    "change": change,
+                    "sequences": sums_by_length[length].n_sequences(),
+                    **_summarise(piece_sums, length, bytes_per_token),
+                })  # fmt: skip
         decoder.document_masking = trained_masking
         return measurements
 
@@ -162,8 +178,12 @@ class Lengths(Evaluation):
 
 
 def _summarise(sums: LossSums, length: int, bytes_per_token: float | None) -> dict[str, Any]:
-    """Total loss, loss by position, number of sequences and bits per byte at a length."""
-    total = estimate_loss(*sums.by_piece())
+    """Total loss, loss by position and bits per byte at a length, from sums by piece.
+
+    The standard errors are over pieces at every length. Pieces are what is drawn from the split.
+    Sequences of one piece are neighbours in a text, so their losses are alike.
+    """
+    total = estimate_loss(*sums.over_ranges())
     bits_per_byte = None
     if bytes_per_token and total["tokens"]:
         bits_per_byte = total["loss"] / math.log(2) / bytes_per_token
@@ -174,20 +194,19 @@ def _summarise(sums: LossSums, length: int, bytes_per_token: float | None) -> di
     return {
         "total": total,
         "by_position": by_position,
-        "sequences": int((sums.counts.sum(1) > 0).sum()),
         "bits_per_byte": bits_per_byte,
     }
 
 
 def estimate_loss(losses: Floats, tokens: Floats) -> dict[str, Any]:
-    """Estimate the loss per token from sums over sequences, (sequences,) each.
+    """Estimate the loss per token from sums over pieces of text, (pieces,) each.
 
-    Sequences without targets do not count.
+    Pieces without targets do not count.
 
     Returns:
         {loss, standard_error, tokens}. `loss` is in nats per token, None without tokens.
-        `standard_error` is over sequences, the sampled units of the corpus; None for fewer than
-        two. `tokens` is the number of targets.
+        `standard_error` is over pieces, the sampled units of the corpus; None for fewer than two.
+        `tokens` is the number of targets.
     """
     losses = losses[tokens > 0]
     tokens = tokens[tokens > 0]

@@ -40,10 +40,10 @@ LENGTH_COLUMNS = (
 LENGTH_NOTE = """\
 Loss is the mean in nats per token over the same {tokens:,} validation tokens at every length; only
 the cuts into sequences differ. With more than one seed a value is the mean ± the standard deviation
-over seeds. *Standard error* is the error of a run's mean over its sequences; the mean of these
-errors if there are several runs. *Change* is the loss minus the loss at the training length. Both
-are on the same tokens, so its standard error, over blocks of {block:,} tokens, is as a rule smaller
-than the error of the losses."""
+over seeds. *Standard error* is the error of a run's mean over its blocks of {block:,} tokens; the
+mean of these errors if there are several runs. *Change* is the loss minus the loss at the training
+length. Both are on the same tokens, so its standard error is as a rule smaller than the error of
+the losses. *Bits per byte* has the bytes per token of the whole split."""
 POSITION_NOTE = """\
 In the figure, at position p the model sees p earlier tokens: of the document if documents are
 masked, else of the sequence. Different positions have different tokens, so compare configurations

@@ -150,6 +150,22 @@ def test_exact_losses_come_out_by_length_and_position(
             assert estimate["loss"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("length", [16, 64])
+def test_the_standard_error_is_over_pieces_at_every_length(
+    results: list[Result], length: int
+) -> None:
+    """Four sequences of 16 are neighbours in a piece of 64: their losses are not independent."""
+    number = np.arange(N_TOKENS)
+    position = np.minimum(number % length, number % DOCUMENT_LENGTH)
+    losses = exact_loss(position).reshape(-1, 64).mean(1)
+
+    estimate = find(results, length, True)["total"]
+
+    expected = losses.std(ddof=1) / math.sqrt(len(losses))
+    assert expected > 0
+    assert estimate["standard_error"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_ranges_of_positions_end_at_powers_of_two(results: list[Result]) -> None:
     spans = find(results, 64, True)["by_position"]
 

@@ -1,4 +1,4 @@
-"""A mean loss over sequences, and its standard error."""
+"""A mean loss over pieces of text, and its standard error."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from anlit.evaluation.lengths import estimate_loss
 
 
-def test_the_standard_error_is_over_sequences() -> None:
+def test_the_standard_error_is_over_pieces() -> None:
     losses = np.random.default_rng(0).normal(size=50)
     tokens = np.full(50, 10.0)
 
@@ -19,31 +19,31 @@ def test_the_standard_error_is_over_sequences() -> None:
     assert estimate["standard_error"] == pytest.approx(standard_error)
 
 
-def test_a_sequence_without_targets_does_not_count() -> None:
+def test_a_piece_without_targets_does_not_count() -> None:
     sums = np.array([30.0, 20.0])
     tokens = np.array([10.0, 10.0])
 
     estimate = estimate_loss(sums, tokens)
-    with_an_empty_sequence = estimate_loss(np.append(sums, 0.0), np.append(tokens, 0.0))
+    with_an_empty_piece = estimate_loss(np.append(sums, 0.0), np.append(tokens, 0.0))
 
-    assert with_an_empty_sequence == estimate
+    assert with_an_empty_piece == estimate
 
 
-def test_no_target_has_no_loss_and_a_single_sequence_no_error() -> None:
+def test_no_target_has_no_loss_and_a_single_piece_no_error() -> None:
     no_targets = estimate_loss(np.zeros(3), np.zeros(3))
-    single_sequence = estimate_loss(np.ones(1), np.ones(1))
+    single_piece = estimate_loss(np.ones(1), np.ones(1))
 
     assert no_targets["loss"] is None
-    assert single_sequence["standard_error"] is None
+    assert single_piece["standard_error"] is None
 
 
 def test_the_standard_error_of_a_ratio_is_its_spread_over_many_draws() -> None:
-    """Sequences have different numbers of targets."""
+    """Pieces have different numbers of targets."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(1, 9, (4000, 60)).astype(float)
-    sequence_losses = rng.normal(3, 0.5, tokens.shape)
+    piece_losses = rng.normal(3, 0.5, tokens.shape)
     noise = rng.normal(0, 2, tokens.shape)
-    sums = tokens * sequence_losses + noise
+    sums = tokens * piece_losses + noise
 
     losses = []
     errors = []
