@@ -63,6 +63,8 @@ def _obstacle_to_bits(run: Run) -> str | None:
     counts = run.split_counts("val")
     if mapping(counts.get("changes")).get("changed"):
         return "its tokenizer gives back documents as another text"
+    if init_args(run.config.get("data")).get("score_first_token") is False:
+        return "its loss leaves out the first token of each document (data.score_first_token)"
     return "it validated on the beginning of its split (data.val_tokens, trainer.limit_val_batches)"
 
 
@@ -87,9 +89,8 @@ def _is_same_text(run: Run, other_run: Run, split: str) -> bool:
 
 
 def _reads_all_text(run: Run) -> bool:
-    """Whether every token of the validation split counts in the run's loss."""
-    settings = init_args(run.config.get("data"))
-    return settings.get("val_blocks") is None and settings.get("score_first_token") is not False
+    """Whether the run validates on all of its split. Runs that leave out tokens have no bits."""
+    return init_args(run.config.get("data")).get("val_blocks") is None
 
 
 def block_length(run: Run) -> int | None:
@@ -123,7 +124,7 @@ def notes_across_tokenizers(group: Group, baseline: Group) -> Iterator[str]:
     if not (_reads_all_text(run) and _reads_all_text(baseline_run)):
         yield (
             f"{group.label}: validates on other parts of the text, so there is no test and no "
-            "speed-up; leave data.val_blocks out, and data.score_first_token true."
+            "speed-up; leave data.val_blocks out."
         )
     for member in (group, baseline):
         if init_args(member.counted[0].config.get("data")).get("weights"):

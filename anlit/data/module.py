@@ -149,16 +149,19 @@ class TokenShards(ResumableData):
     def bytes_per_token(self, split: str = "val") -> float | None:
         """Return the bytes of text per token, which turn nats per token into bits per byte.
 
-        A split that the folder lacks has the bytes per token of val. None in three cases:
+        They are of the whole split, also if `val_blocks` samples it. A split that the folder lacks
+        has the bytes per token of val. None in four cases:
 
         - The text is not known.
         - Only the beginning of the split is read. Its tokens may be longer or shorter.
         - A document does not come back from its tokens. The loss then belongs to another text.
+        - The first tokens of documents do not count (`score_first_token`). The loss leaves them
+          out, and the bytes would have them.
         """
         if split not in self.manifest:
             split = "val"
         counts = self.manifest[split]
-        if n_changed_documents(self.manifest, split):
+        if not self.score_first_token or n_changed_documents(self.manifest, split):
             return None
         n_read, n_available = self._count_batches(split)
         reads_val_tokens = split == "val" and 0 < (self.val_tokens or 0) < self.n_targets(split)

@@ -115,13 +115,6 @@ NO_HASH = {"text_sha256": None}
         ),
         pytest.param(
             data("t1", 2.0),
-            {"data.init_args.score_first_token": False},
-            "other parts of the text",
-            "leave data.val_blocks out, and data.score_first_token true",
-            id="first tokens",
-        ),
-        pytest.param(
-            data("t1", 2.0),
             {"data.init_args.weights": {"a": 2}},
             "",
             "its bytes of training text are estimated",
@@ -144,18 +137,22 @@ def test_only_losses_on_all_of_the_same_text_are_tested(
     assert other.final_loss.mean is not None
 
 
+FIRST_TOKENS = {"data.init_args.score_first_token": False}
+
+
 @pytest.mark.parametrize(
-    ("of_other", "reason"),
+    ("of_other", "settings", "reason"),
     [
-        (data("t1", bytes=None), "the text of its val tokens is not known"),
-        (data("t1", changes={"changed": 2}), "its tokenizer gives back documents as another text"),
-        (data("t1"), "it validated on the beginning of its split (data.val_tokens, trainer.limit_"),
+        (data("t1", bytes=None), {}, "the text of its val tokens is not known"),
+        (data("t1", changes={"changed": 2}), {}, "its tokenizer gives back documents as another"),
+        (data("t1"), FIRST_TOKENS, "its loss leaves out the first token of each document (data.s"),
+        (data("t1"), {}, "it validated on the beginning of its split (data.val_tokens, trainer.l"),
     ],
 )
 def test_a_run_without_bits_per_byte_is_refused(
-    make_run, tmp_path: Path, of_other: Any, reason: str
+    make_run, tmp_path: Path, of_other: Any, settings: dict[str, Any], reason: str
 ) -> None:
-    two_tokenizers(make_run, of_other)
+    two_tokenizers(make_run, of_other, **settings)
     metrics = tmp_path / "runs" / "b1" / "metrics.csv"
     metrics.write_text(metrics.read_text().replace("val/bits_per_byte", "other"))
 

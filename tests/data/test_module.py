@@ -217,6 +217,16 @@ def test_bytes_per_token_are_known_only_for_a_whole_split(folder_with_test: str)
     assert data.bytes_per_token("train") == 3
 
 
+def test_a_loss_without_first_tokens_has_no_bytes_per_token(folder_with_test: str) -> None:
+    """It leaves out a part of the text, and the bytes are of all of it."""
+    assert ready(folder_with_test).bytes_per_token("val") == 3
+
+    data = ready(folder_with_test, score_first_token=False)
+
+    assert data.bytes_per_token("val") is None
+    assert data.bytes_per_token("test") is None
+
+
 @pytest.mark.parametrize("vocab_size", [320, 384])  # 320 rounded up to a multiple of 128
 def test_the_context_length_is_the_model_s_by_default(prepared: str, vocab_size: int) -> None:
     model = {"context_length": LENGTH, "vocab_size": vocab_size}
