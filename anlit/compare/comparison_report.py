@@ -78,10 +78,23 @@ def show(comparison: Comparison) -> None:
     head = ["configuration", *(column.replace(" ", "\n", 1) for column in shown)]
     console = terminal()
     console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
+    for line in explain_marks(rows):
+        console.print(line)
     for note in comparison.notes:
         console.print(without_control_codes(f"note: {note}"))
     paths = f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}"
     console.print(without_control_codes(paths), soft_wrap=True)
+
+
+def explain_marks(rows: Sequence[Sequence[str]]) -> list[str]:
+    """What ± and the intervals in the cells of a printed table mean; [] if it has none."""
+    cells = "".join(map("".join, rows))
+    meanings = []
+    if "±" in cells:
+        meanings.append("±: standard deviation over seeds")
+    if " … " in cells:
+        meanings.append("in brackets: 95 % interval")
+    return ["; ".join(meanings)] if meanings else []
 
 
 def _finding(result: Result) -> str:

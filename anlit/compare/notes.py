@@ -190,6 +190,11 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
     if not speedup.paired:
         consequence = "so its speed-up is over the baseline's mean curve, without an interval"
         yield f"{group.label}: no seed in common with the baseline, {consequence}."
+    if speedup.risen:
+        runs = f"{speedup.risen} of its {len(speedup.values)} runs"
+        fact = "had the baseline's final loss and END ABOVE it"
+        consequence = "its speed-up counts to the first crossing"
+        yield f"{group.label}: {runs} {fact}; {consequence}."
     yield from _notes_on_task(group, baseline)
     if has_other_tokenizer(group, baseline):
         yield from notes_across_tokenizers(group, baseline)

@@ -250,6 +250,7 @@ class SpeedUp:
         paired: The seeds were compared in pairs, not with the baseline's mean curve.
         left_out: The number of runs in no pair: on seeds that the baseline does not have, or that
             a later run has too.
+        risen: The number of runs that had the baseline's final loss and end above it.
         obstacle: Why the runs cannot be compared, in two words. "" if they can.
     """
 
@@ -257,6 +258,7 @@ class SpeedUp:
     bound: bool = False
     paired: bool = True
     left_out: int = 0
+    risen: int = 0
     obstacle: str = ""
 
     @property
@@ -356,7 +358,8 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
         return SpeedUp((), paired=is_paired, obstacle="baseline rises")
     values = [_speed_up_of_pair(partner, curve) for partner, curve in pairs]
     bound = any(_starts_below(partner, curve) for partner, curve in pairs)
-    return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs))
+    risen = sum(_ends_above(partner, curve) for partner, curve in pairs)
+    return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs), risen)
 
 
 def _mean_of_all(curves: SeededCurves) -> Curve | None:
@@ -383,6 +386,14 @@ def _rises(baseline: Curve | None) -> bool:
     return (
         baseline is not None and len(baseline) > 1 and bool(baseline.loss[0] <= baseline.loss[-1])
     )
+
+
+def _ends_above(baseline: Curve | None, curve: Curve | None) -> bool:
+    """Whether the run has the baseline's final loss on its way, and a higher loss at its end."""
+    if baseline is None or curve is None:
+        return False
+    target = baseline.loss[-1]
+    return bool(curve.loss.min() <= target < curve.loss[-1])
 
 
 def _starts_below(baseline: Curve | None, curve: Curve | None) -> bool:

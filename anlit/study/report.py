@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anlit.compare.comparison import STUDY, record_runs
-from anlit.compare.comparison_report import sources
+from anlit.compare.comparison_report import explain_marks, sources
 from anlit.compare.statistics import mean_sd
 from anlit.errors import UserError, report_unforeseen
 from anlit.io.write import write_json
@@ -46,6 +46,8 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
     if results.study.annealing is not None:
         for table in summary_tables(results):
             console.print(table)
+            for line in explain_marks(table.rows):
+                console.print(line)
         return
     baseline, speedups = _speedups(results)
     head = ["arm", "setting", "seeds", "final loss"]
@@ -68,6 +70,8 @@ def print_summary(results: StudyResults, console: SafeConsole | None = None) -> 
             rows.append(row + [NONE] * (len(head) - len(row)))
     if rows:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
+    for line in explain_marks(rows):
+        console.print(line)
     for arm_tuning in results.tunings:
         for edge in arm_tuning.edges:
             noun = "range" if arm_tuning.arm.ranges else "grid"

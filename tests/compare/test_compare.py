@@ -57,6 +57,27 @@ def test_the_command_writes_a_picture_and_the_numbers(tmp_path, capsys, angpt_sp
 
 
 @pytest.mark.usefixtures("no_plot", "runs")
+def test_the_printed_table_tells_what_its_marks_mean(tmp_path, capsys):
+    """The page has the definitions, and a reader of the terminal may not open it."""
+    report_on_runs(tmp_path)
+
+    printed = capsys.readouterr().out
+    assert " ± " in printed
+    assert "±: standard deviation over seeds; in brackets: 95 % interval\n" in printed
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_a_printed_table_without_marks_explains_none(make_run, tmp_path, capsys):
+    make_run("a")
+
+    compare([str(tmp_path / "runs")], str(tmp_path / "out"))
+
+    printed = capsys.readouterr().out
+    assert "standard deviation" not in printed
+    assert "interval" not in printed
+
+
+@pytest.mark.usefixtures("no_plot", "runs")
 def test_the_table_has_losses_and_speed_ups(tmp_path, angpt_speedups):
     report = report_on_runs(tmp_path)
 

@@ -34,6 +34,37 @@ def test_a_fair_comparison_has_no_note(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_plot")
+def test_a_run_that_ends_above_the_loss_that_it_had_is_named(make_run, tmp_path):
+    """A table shows its speed-up beside a final loss that is worse than the baseline's."""
+    baseline = make_run("a", {100: 5.0, 200: 4.0, 300: 3.5})
+    run = make_run("b", {100: 4.0, 200: 3.0, 300: 3.6}, model=NGPT)
+
+    report = compare([str(baseline), str(run)], str(tmp_path / "o"))
+
+    assert report.results[1].speedup.values == (300 / 150,)
+    note = "1 of its 1 runs had the baseline's final loss and END ABOVE it"
+    assert note in "\n".join(report.notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("losses", "is_named"),
+    [
+        pytest.param({100: 4.0, 200: 3.0, 300: 3.4}, False, id="ends below"),
+        pytest.param({100: 4.0, 200: 3.0, 300: 3.5}, False, id="ends at it"),
+        pytest.param({100: 5.0, 200: 4.0, 300: 3.6}, False, id="never there"),
+        pytest.param({100: 3.4, 200: 3.3, 300: 3.6}, True, id="there at the start"),
+    ],
+)
+def test_only_a_run_that_had_the_loss_can_end_above_it(make_run, tmp_path, losses, is_named):
+    baseline = make_run("a", {100: 5.0, 200: 4.0, 300: 3.5})
+
+    notes = notes_on(baseline, make_run("b", losses, model=NGPT), tmp_path / "o")
+
+    assert ("END ABOVE" in "\n".join(notes)) == is_named
+
+
+@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(
     ("key", "value", "note"),
     [
