@@ -144,10 +144,10 @@ def test_an_initial_value_by_size_is_a_number_in_records_and_checkpoints(trained
     assert shown["model.alpha_init"].number_value == 1 / 4
 
 
-def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
+def test_the_line_of_progress_and_metrics_csv_have_the_same_losses_for_a_step(
     shards: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    """Every logged step has a line, and every validated step."""
+    """Every logged step has a line, and every validated step. No line has an earlier loss."""
     monkeypatch.setattr("anlit.training.callbacks.progress.SECONDS_BETWEEN_LINES", -1.0)
     flags = (
         "--trainer.max_steps=12",
@@ -162,16 +162,21 @@ def test_the_line_of_progress_and_metrics_csv_have_one_loss_for_a_step(
     out = capsys.readouterr().out
     first_line, *_ = out.splitlines()
     lines = lines_with(out, "step")
-    losses = dict(logged(run_dir, "train/loss"))
+    losses = {
+        "loss": dict(logged(run_dir, "train/loss")),
+        "val": dict(logged(run_dir, "val/loss")),
+    }
     shown_steps = [2, 4, 5, 6, 8, 10, 12]
+    assert set(losses["val"]) == {4, 9, 11}
     assert "peak rate 0.001" in first_line
     for step, line in zip(shown_steps, lines, strict=True):
         assert line.startswith(f"step {step}/12 ")
-        shown = re.findall(r"loss (\S+)", line)
-        if step - 1 in losses:
-            assert shown == [f"{float(losses[step - 1]):.3f}"]
-        else:
-            assert shown == []
+        for name, losses_by_step in losses.items():
+            shown = re.findall(rf"{name} (\S+)", line)
+            if step - 1 in losses_by_step:
+                assert shown == [f"{float(losses_by_step[step - 1]):.3f}"]
+            else:
+                assert shown == []
 
 
 class BarLosses(L.Callback):

@@ -102,7 +102,7 @@ class RunProgress(ProgressBar):
         # If validation follows, the line comes after it. If validations come by the clock, ranks
         # agree whether one follows. So all of them ask, whether or not their line is due.
         if self._is_logged and not validation_follows(trainer) and self._is_due():
-            self._print_step(dict(trainer.progress_bar_metrics))
+            self._print_step(_metrics_of_step(trainer, has_loss=True, has_validation=False))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._paused_at = time.monotonic()
@@ -134,12 +134,13 @@ class RunProgress(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started_at += time.monotonic() - self._paused_at
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._print_step(_metrics_of_step(trainer, self._is_logged))
+            self._print_step(_metrics_of_step(trainer, self._is_logged, has_validation=True))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_single_cpu = pl_module.device.type == "cpu" and trainer.world_size == 1
         # Lightning may reduce metrics over ranks here. So all ranks ask, whatever they printed.
-        metrics = _metrics_of_step(trainer, has_loss=self._is_logged or is_single_cpu)
+        has_loss = self._is_logged or is_single_cpu
+        metrics = _metrics_of_step(trainer, has_loss, has_validation=False)
         if self._step > self._printed_step:
             self._print_step(metrics)
 
@@ -166,11 +167,17 @@ class RunProgress(ProgressBar):
         return f"{timedelta(seconds=round(seconds_per_batch * n_left))} left"
 
 
-def _metrics_of_step(trainer: L.Trainer, has_loss: bool) -> dict[str, Any]:
-    """The metrics of a line. Without `has_loss` the loss is of an earlier step, or of one rank."""
+def _metrics_of_step(trainer: L.Trainer, has_loss: bool, has_validation: bool) -> dict[str, Any]:
+    """The metrics of a line, without losses that are not of its step.
+
+    Without `has_loss` the loss is of an earlier step, or of one rank. Without `has_validation` the
+    validation loss is of an earlier step.
+    """
     metrics = dict(trainer.progress_bar_metrics)
     if not has_loss:
         metrics.pop("loss", None)
+    if not has_validation:
+        metrics.pop("val/loss", None)
     return metrics
 
 
