@@ -6,7 +6,7 @@ Each architecture adds its settings in its file.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from torch import nn
 
@@ -116,6 +116,11 @@ class DecoderConfig:
             raise UserError(
                 f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}: "
                 f"choose a divisor of {self.n_heads}"
+            )
+        if self.attention_gate not in get_args(Gate):  # Python does not read annotations
+            raise UserError(
+                f"model.attention_gate={self.attention_gate} is not known: "
+                f"choose {', '.join(get_args(Gate))}"
             )
 
     @property
