@@ -42,7 +42,7 @@ TITLE_CHARACTERS = 75
 """Characters of the titles in a row, over all panels."""
 MAX_NUMBERED_CELLS = 12
 """Cells in a row over all panels. If there are more, cells show no numbers."""
-TABLE_TITLE = "Exact match, its 95 % interval, and nats per token of the answer"
+TABLE_TITLE = "Exact match, its 95 % interval, log-likelihood of the answer (nats per token)"
 NEEDLE_NOTE = """\
 Accuracy is the share of samples for which greedy decoding gives exactly the 7 digits, averaged over
 {n_depths} depths with {n_samples} samples each. Brackets have the 95 % interval (Wilson) for {n}
