@@ -59,10 +59,15 @@ class Summary:
         return float(np.std(np.array(self.values, float), ddof=1))
 
 
+MEANING_OF_SD = "± is the standard deviation over seeds."
+"""For a page with cells of `mean_sd`."""
+
+
 def mean_sd(summary: Summary, digits: int) -> str:
     """`3.2101 ± 0.0042`.
 
-    One seed has no ±. Without a mean it is `of_seeds`, and a mean that is not finite is in words.
+    A page with such cells has `MEANING_OF_SD`, or the same in its own words. One seed has no ±.
+    Without a mean it is `of_seeds`, and a mean that is not finite is in words.
     """
     if summary.mean is None:
         return of_seeds(summary.values)

@@ -90,7 +90,11 @@ class Page:
 
 
 def report(study: Study) -> Page:
-    return Page(write_report(results(study)).with_suffix(".md"))
+    """The study's page, which explains each ± in it."""
+    page = Page(write_report(results(study)).with_suffix(".md"))
+    if "±" in str(page.rows):
+        assert re.search(r"standard\s+deviation over\s+seeds", page.text), "± is not explained"
+    return page
 
 
 def printed_summary(study: Study) -> str:

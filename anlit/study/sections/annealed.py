@@ -9,7 +9,14 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from anlit.compare.statistics import Losses, Summary, difference, mean_difference, mean_sd
+from anlit.compare.statistics import (
+    MEANING_OF_SD,
+    Losses,
+    Summary,
+    difference,
+    mean_difference,
+    mean_sd,
+)
 from anlit.reporting.figure import (
     BASELINE_LINE,
     INK,
@@ -105,7 +112,7 @@ def _explanation(results: StudyResults) -> str:
         "final loss. Curves are steep where the rate falls, so a crossing there is nearer to 1. "
         "Both are geometric means over pairs of seeds, with 95 % t-intervals of the logarithm. "
         "Intervals are not corrected for the number of arms and lengths. An arm has one rate, and "
-        "one warm-up in steps, at all lengths."
+        f"one warm-up in steps, at all lengths. {MEANING_OF_SD}"
     )
 
 

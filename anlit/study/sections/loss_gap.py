@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from anlit.compare import statistics
 from anlit.compare.notes import obstacle_to_comparison
 from anlit.compare.statistics import (
+    MEANING_OF_SD,
     SpeedUp,
     Summary,
     differences,
@@ -97,7 +98,7 @@ def loss_gap(results: StudyResults, options: dict[str, Any]) -> list[str]:
         title,
         picture,
         "Final validation losses in nats per token, same seeds; below zero the arm is ahead. "
-        "Intervals of two or three seeds are wide.",
+        f"Intervals of two or three seeds are wide. {MEANING_OF_SD}",
         markdown_table(head, list(map(_row, gaps)), left=(0, 2)),
     ]
 

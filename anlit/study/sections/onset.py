@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from anlit.compare.notes import obstacle_to_comparison
-from anlit.compare.statistics import Summary, mean_difference, mean_sd, tokens_to_loss
+from anlit.compare.statistics import (
+    MEANING_OF_SD,
+    Summary,
+    mean_difference,
+    mean_sd,
+    tokens_to_loss,
+)
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 from anlit.runs.folders import Run
@@ -61,7 +67,7 @@ def onset(results: StudyResults, options: dict[str, Any]) -> list[str]:
         f"The onset is where a run's validation loss first is {level:g} nats per token, linear "
         f"between points. The loss after it is {later} training tokens later; {NONE} if no run "
         f"gets so far. Differences are from {base}, over the seeds that both have, with 95 % "
-        "intervals of a paired t-test.",
+        f"intervals of a paired t-test. {MEANING_OF_SD}",
         markdown_table(head, rows, left=(0, 1)),
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot as plt
 
-from anlit.compare.statistics import Interval, Summary, mean_sd, power_law
+from anlit.compare.statistics import MEANING_OF_SD, Interval, Summary, mean_sd, power_law
 from anlit.reporting.figure import COLUMN_WIDTH, DASHES, legend_below, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import short_number
@@ -55,7 +55,7 @@ def trend(results: StudyResults, options: dict[str, Any]) -> list[str]:
     paragraphs = [title, f"![{value} over {over}]({path.name})"]
     if value == "loss":
         head = ["arm", display_name(over), "validation loss (nats/token)"]
-        return [*paragraphs, markdown_table(head, _loss_rows(lines))]
+        return [*paragraphs, MEANING_OF_SD, markdown_table(head, _loss_rows(lines))]
     name = display_name(value).capitalize()
     explanation = (
         f"{name} = a · {display_name(over)}^b, fitted over the logarithms, by the grids' steps. "

@@ -101,7 +101,7 @@ YARN = {"factor": 4.0, "training_length": 8, "fraction": 1.0}
     ("architectures", "settings", "sentence"),
     [
         ([GPT], {"n_heads": 4, "n_kv_heads": 3}, r"n_kv_heads=3 does not divide model\.n_heads=4"),
-        ([GPT, NGPT, AnGPT], {"attention_gate": "x"}, r"attention_gate=x is not known: choose none"),
+        ([GPT, NGPT, AnGPT], {"attention_gate": "x"}, r"attention_gate=x is not known: choose"),
         (
             [GPT, NGPT, AnGPT],
             {"qk_clip": 9.0, "qk_norm_gain": False},
