@@ -256,6 +256,7 @@ def test_hidden_states_are_measured_between_the_blocks() -> None:
         steps = changes / h.norm(dim=-1)
         expected[f"{prefix}/norm"] = float(mean)
         expected[f"{prefix}/norm_spread"] = float(norms.std() / mean)
+        expected[f"{prefix}/norm_max"] = float(norms.max())
         expected[f"{prefix}/step"] = float(steps.mean())
     assert values == pytest.approx(expected, rel=1e-4)
 

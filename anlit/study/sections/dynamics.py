@@ -38,6 +38,7 @@ AXIS_LABELS = {
     INDUCTION_GAIN: "nats that a copy of random tokens saves",
     f"hidden/{LAST_LAYER}/norm": "‖h‖ after the last block",
     f"hidden/{LAST_LAYER}/norm_spread": "its spread over tokens (sd / mean)",
+    f"hidden/{LAST_LAYER}/norm_max": "the longest token's ‖h‖ after the last block",
     f"hidden/{LAST_LAYER}/step": "the last block's step ‖h′ − h‖ / ‖h‖",
     "norms/share_at_bound": "share of rows at their bound",
     "rotation/W_q": "rotation of W_q's rows per step (radians)",

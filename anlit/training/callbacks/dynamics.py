@@ -24,7 +24,8 @@ class TrainingDynamics(L.Callback):
     """Logs quantities that explain a loss curve, every n steps, on the step's batch.
 
     - `hidden/layer_00/norm`: the mean of ‖h‖₂ over tokens after this block. `…/norm_spread` is the
-      standard deviation over the mean. nGPT keeps the norm at 1; anGPT only on average.
+      standard deviation over the mean, and `…/norm_max` the largest. nGPT keeps the norm at 1;
+      anGPT only on average.
     - `hidden/layer_00/step`: the mean of ‖h' − h‖ / ‖h‖, where the block turns h into h'.
     - `rotation/W_q` …: the mean angle in radians by which a step turned a row of these matrices.
       The mean is over all layers, after norms are restored. It is the effective step size (Kosson
@@ -157,4 +158,5 @@ def _record_block(
     relative_step = vector_norm(new_h - h, dim=-1) / vector_norm(h, dim=-1)
     values[f"{prefix}/norm"] = float(norm.mean())
     values[f"{prefix}/norm_spread"] = float(norm.std() / norm.mean())
+    values[f"{prefix}/norm_max"] = float(norm.max())
     values[f"{prefix}/step"] = float(relative_step.mean())
