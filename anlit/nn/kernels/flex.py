@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distance_tables, with_gain
+from anlit.nn.kernels.launch_limits import check_sequences
 from anlit.nn.kernels.sdpa import gpu_generation, has_little_shared_memory
 from anlit.nn.mechanisms.mechanism import Mechanism
 
@@ -64,7 +65,13 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Make the mask of blocks, once for all layers with the same window."""
+    """Make the mask of blocks, once for all layers with the same window.
+
+    Raises:
+        UserError: The batch has too many rows for a GPU.
+    """
+    if documents.device.type == "cuda":
+        check_sequences("flex", n_rows)
     block_mask(documents, mechanism.window)
 
 

@@ -12,6 +12,7 @@ from anlit.nn.kernels import eager
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distance_tables, distances, first_key, masked_bias, with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
+from anlit.nn.kernels.launch_limits import MOST_SEQUENCES, flash_gradient_is_too_large
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 SHORTEST_MEAN = 32
@@ -22,6 +23,9 @@ On 2 CPU cores, H 4, D 32: 0.6 × its speed at 8 tokens, 1.4 × at 32, 4.5 × at
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """The order without a gradient. For each new number of keys cuDNN would build a plan, in half a
 second on a B200 (FunASR issue 3704). A generated text has a new number for each token."""
+
+WITHOUT_LIMIT = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The order for batches beyond `launch_limits.py`. PyTorch splits them for its first kernel."""
 
 PRIORITY = [SDPBackend.CUDNN_ATTENTION, *WITHOUT_CUDNN]
 """The order in training without a mask. cuDNN's kernel is the fastest (docs/results/gpu.md)."""
@@ -167,11 +171,20 @@ def order_of_kernels(q: Tensor, mask: Tensor | None) -> list[SDPBackend] | None:
 
     Its own order begins with cuDNN's on `CUDNN_GENERATIONS`, and with flash attention on others.
     """
+    if q.is_cuda and _exceeds_limits(q):
+        return WITHOUT_LIMIT
     if not q.is_cuda or gpu_generation() not in CUDNN_GENERATIONS:
         return None
     if not q.requires_grad:
         return WITHOUT_CUDNN
     return PRIORITY if mask is None else None
+
+
+def _exceeds_limits(q: Tensor) -> bool:
+    """Whether q (B, H, T, D) are too many rows for cuDNN's kernel and flash attention."""
+    n_rows, n_heads, length, width = q.shape
+    is_too_large = flash_gradient_is_too_large(n_rows, n_rows * length, n_heads, width)
+    return n_rows > MOST_SEQUENCES or (q.requires_grad and is_too_large)
 
 
 @torch.compiler.assume_constant_result

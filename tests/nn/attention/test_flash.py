@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, varlen
 
-from anlit import GPT
+from anlit import GPT, Plain
 from anlit.data.batch import Batch, batch_from_blocks
-from anlit.nn.kernels import eager, flash
+from anlit.errors import UserError
+from anlit.nn.kernels import eager, flash, flex, launch_limits, sdpa
 from anlit.nn.kernels.documents import Documents
 from tests.nn.attention.kernels import FLASH, MECHANISMS, assert_same, gradients, inputs, packed
 from tests.nn.models.tiny import random_tokens, tiny
@@ -147,3 +149,58 @@ def test_the_packing_of_a_batch_is_the_documents_or_the_rows() -> None:
     assert len(longest) == batch.longest
     assert row_starts.tolist() == [0, 16, 32]
     assert len(row_length) == 16
+
+
+def test_more_documents_than_a_launch_can_have_are_refused_with_a_way_out(monkeypatch) -> None:
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    batch = example_batch()
+    n_documents = len(batch.cu_seqlens) - 1
+    model = tiny(GPT, kernel="flash")
+    arguments = (batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+    monkeypatch.setattr(launch_limits, "MOST_SEQUENCES", n_documents)
+    model(*arguments)
+    monkeypatch.setattr(launch_limits, "MOST_SEQUENCES", n_documents - 1)
+
+    message = f"a batch has {n_documents} documents or rows, .*set model.kernel=triton, or a small"
+    with pytest.raises(UserError, match=message):
+        model(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "length", "n_heads", "d_head", "is_possible"),
+    [
+        # Wrong addresses on a GPU: flash-attention PR 2260, TabPFN PR 1184
+        (8300, 1, 16, 128, False),
+        (400, 10_496, 4, 128, False),
+        (8000, 1, 16, 128, True),
+        (390, 10_496, 4, 128, True),
+        (65_535, 8, 4, 16, True),
+        (65_536, 8, 4, 16, False),
+        (65_535, 128, 4, 40, False),  # heads of 40 are padded to 64
+    ],
+)
+def test_flash_attention_is_not_asked_for_gradients_that_it_cannot_address(
+    n_sequences, length, n_heads, d_head, is_possible, monkeypatch
+) -> None:
+    n_tokens = n_sequences * length
+    monkeypatch.setattr(sdpa, "gpu_generation", lambda: 8)
+    with FakeTensorMode():
+        shape = (n_sequences, n_heads, length, d_head)
+        q = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    order = sdpa.order_of_kernels(q, None)
+
+    if is_possible:
+        launch_limits.check_flash(n_sequences, n_tokens, n_heads, d_head)
+        assert order is None
+    else:
+        with pytest.raises(UserError, match="a smaller data"):
+            launch_limits.check_flash(n_sequences, n_tokens, n_heads, d_head)
+        assert order == [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def test_flex_refuses_more_rows_than_a_launch_on_a_gpu_can_have() -> None:
+    documents = Documents(None, 8, torch.device("cuda"))
+
+    with pytest.raises(UserError, match="kernel 'flex' computes at most 65,535 of them: set model"):
+        flex.prepare(Plain(), documents, 65_536)

@@ -1,6 +1,9 @@
 """Our own kernels by Triton's interpreter against the readable kernel in float64."""
 
+import importlib
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +12,13 @@ from anlit import ALiBi, Plain, ScaleInvariant, SlidingWindow
 from anlit.nn.kernels import eager
 from anlit.nn.kernels import triton as kernel
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.triton import tables
+from anlit.nn.kernels.triton import operator, tables
 from anlit.nn.kernels.triton.blocks import PADDING
 from anlit.nn.kernels.triton.operator import triton_attention
 from tests.nn.attention import kernels
 from tests.nn.attention.interpreter import use_interpreter
 from tests.nn.attention.kernels import (
+    MECHANISMS,
     ONE_COEFFICIENT,
     WIDTHS,
     WITHOUT_GAIN,
@@ -147,6 +151,89 @@ def test_any_strides_will_do() -> None:
 
     expected = gradients(kernel.attend, ScaleInvariant(), [q, k, v, probe], documents)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+class Launches:
+    """Stands in for a kernel: launches it, and notes grids and the strides of tokens."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.grids: list[tuple[int, ...]] = []
+        self.token_strides: list[int] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return partial(self.launch, grid)
+
+    def launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor) and argument.dim() == 4:
+                self.token_strides.append(argument.stride(2))
+        self.kernel[grid](*arguments, **constants)
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[Launches]:
+    """What the three kernels were launched with."""
+    records = []
+    for name in ("forward", "backward_queries", "backward_keys"):
+        module = importlib.import_module(f"anlit.nn.kernels.triton.{name}")
+        records.append(Launches(getattr(module, name)))
+        monkeypatch.setattr(module, name, records[-1])
+    return records
+
+
+@pytest.mark.parametrize("largest_axis", [1, 4, 5, 7])
+def test_more_heads_than_an_axis_of_the_grid_holds_are_computed_alike(
+    largest_axis, launches, monkeypatch
+) -> None:
+    """15 rows and heads: on 4 × 4 programs one is too many, on 3 × 5 and 5 × 3 none is."""
+    tensors = inputs(5, 3, 19, 8)
+    documents = packed(5, 19, "documents")
+    mechanism = MECHANISMS["scale-invariant, c per layer"].for_layer(3, 8, 0)
+    expected = gradients(kernel.attend, mechanism, tensors, documents)
+    monkeypatch.setattr(operator, "LARGEST_AXIS", largest_axis)
+
+    actual = gradients(kernel.attend, mechanism, tensors, documents)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    for record in launches:
+        usual_grid, split_grid = record.grids
+        assert usual_grid == (2, 15, 1)
+        assert split_grid[0] == 2, "tiles of a head follow each other, as before"
+        assert split_grid[1] <= largest_axis
+        assert 15 <= split_grid[1] * split_grid[2] < 15 + split_grid[2]
+
+
+def test_an_axis_of_the_grid_has_at_most_what_cuda_allows() -> None:
+    """Copying and needles have a million short rows and heads in a batch."""
+    for n_rows in (1, 8191, 8192, 65_536, 1_000_003):
+        q = torch.empty(1).expand(n_rows, 8, 16, 4)
+
+        tiles, *axes = operator.grid(q, tokens_per_tile=16)
+
+        assert tiles == 1
+        assert max(axes) <= 65_535
+        assert 0 <= math.prod(axes) - n_rows * 8 < axes[1]
+
+
+def test_tokens_too_far_from_each_other_for_32_bits_are_copied(launches, monkeypatch) -> None:
+    """As in a batch of which the tokens come first, (T, B, H, D)."""
+    q, k, v, probe = inputs(2, 2, 19, 8)
+    documents = packed(2, 19, "dense")
+    expected = gradients(kernel.attend, ScaleInvariant(), [q, k, v, probe], documents)
+    far_apart = [x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for x in (q, k, v, probe)]
+    monkeypatch.setattr(operator, "LONGEST_STRIDE", 31)
+    for record in launches:
+        record.token_strides.clear()
+
+    actual = gradients(kernel.attend, ScaleInvariant(), far_apart, documents)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    for record in launches:
+        assert far_apart[0].stride(2) == 32
+        assert 8 in record.token_strides
+        assert 32 not in record.token_strides
 
 
 @pytest.mark.parametrize(

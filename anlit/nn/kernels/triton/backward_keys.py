@@ -7,12 +7,12 @@ from anlit.nn.kernels.triton import tiles
 from anlit.nn.kernels.triton.backward_queries import LN_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def backward_keys(
     # Tensors; tables, lines, far_start, starts and ends may be None
     q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk, dv,
     # Numbers; window may be None
-    scale, length, window,
+    scale, n_rows, length, window,
     # Strides of batch, head and token
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
     # Constants of the compiled kernel
@@ -24,8 +24,7 @@ def backward_keys(
     The launch sums them over the query heads that share a key head.
     """
     first = tl.program_id(0) * block_n
-    b = (tl.program_id(1) // n_heads).to(tl.int64)
-    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    b, h = tiles.row_and_head(n_rows, n_heads)
     k += b * k_b + (h // group) * k_h
     v += b * v_b + (h // group) * v_h
     q += b * q_b + h * q_h

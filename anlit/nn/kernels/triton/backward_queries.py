@@ -13,12 +13,12 @@ from anlit.nn.kernels.triton import tiles
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def backward_queries(
     # Tensors; tables, lines, far_start, tangents, starts and d_coefficient may be None
     q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq, d_coefficient,
     # Numbers; window may be None
-    scale, length, window,
+    scale, n_rows, length, window,
     # Strides of batch, head and token
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_out_b, d_out_h, d_out_t, tables_h, lines_h,
     tangents_h,
@@ -33,8 +33,7 @@ def backward_queries(
     (B, H, blocks) gets the block's share of the coefficient's gradient, Σ dL·(q·k ∂gain + ∂bias).
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
-    b = (tl.program_id(1) // n_heads).to(tl.int64)
-    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    b, h = tiles.row_and_head(n_rows, n_heads)
     k += b * k_b + (h // group) * k_h
     v += b * v_b + (h // group) * v_h
     if tables is not None:

@@ -6,12 +6,12 @@ import triton.language as tl
 from anlit.nn.kernels.triton import tiles
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def forward(
     # Tensors; tables, lines, far_start and starts may be None
     q, k, v, tables, lines, far_start, starts, out, lse,
     # Numbers; window may be None
-    scale, length, window,
+    scale, n_rows, length, window,
     # Strides of batch, head and token
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, tables_h, lines_h,
     # Constants of the compiled kernel
@@ -24,8 +24,7 @@ def forward(
     m(t) from `lines`, near blocks from `tables`.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m  # the longest rows start first
-    b = (tl.program_id(1) // n_heads).to(tl.int64)
-    h = (tl.program_id(1) % n_heads).to(tl.int64)
+    b, h = tiles.row_and_head(n_rows, n_heads)
     k += b * k_b + (h // group) * k_h
     v += b * v_b + (h // group) * v_h
     if tables is not None:

@@ -34,6 +34,12 @@ from anlit.nn.kernels.triton.blocks import PADDING, Blocks, KernelBlocks, blocks
 NARROWEST = 16
 """The smallest width of a matrix product of tiles. Narrower heads are padded with zeros."""
 
+LARGEST_AXIS = 65_535
+"""The most blocks on the second and on the third axis of a grid of CUDA."""
+
+LONGEST_STRIDE = 2**31 // PADDING - 1
+"""The longest stride of tokens. Within a tile kernels compute addresses in 32 bits."""
+
 
 @torch.library.custom_op("anlit::triton_attention", mutates_args=())
 def triton_attention(
@@ -59,14 +65,14 @@ def triton_attention(
     q = _with_contiguous_rows(q)
     k = _with_contiguous_rows(k)
     v = _with_contiguous_rows(v)
-    B, H, T, _ = q.shape
+    T = q.shape[2]
     blocks = _blocks(q).forward
     strides = (*_strides(q, k, v), _head_stride(tables), _head_stride(lines))
     constants = _constants(q, k, tables, blocks)
     with _on(q.device):
-        forward[(math.ceil(T / blocks.block_m), B * H)](
+        forward[grid(q, blocks.block_m)](
             q, k, v, tables, lines, far_start, starts, out, lse,
-            _scale(q), T, window, *strides, **constants,
+            _scale(q), len(q), T, window, *strides, **constants,
         )  # fmt: skip
     return out, lse
 
@@ -108,14 +114,14 @@ def triton_attention_backward(
     with _on(q.device):
         constants = _constants(q, k, tables, blocks.backward_queries)
         constants["tangent_pairs"] = tangents is not None and tangents.shape[-1] == 2
-        backward_queries[(n_blocks, B * H)](
+        backward_queries[grid(q, blocks.backward_queries.block_m)](
             q, k, v, tables, lines, far_start, tangents, starts, out, lse, d_out, delta, dq,
-            block_sums, _scale(q), T, window, *strides, _head_stride(tangents), **constants,
+            block_sums, _scale(q), len(q), T, window, *strides, _head_stride(tangents), **constants,
         )  # fmt: skip
         constants = _constants(q, k, tables, blocks.backward_keys)
-        backward_keys[(math.ceil(T / blocks.backward_keys.block_n), B * H)](
+        backward_keys[grid(q, blocks.backward_keys.block_n)](
             q, k, v, tables, lines, far_start, starts, ends, lse, d_out, delta, dk_of_heads,
-            dv_of_heads, _scale(q), T, window, *strides, **constants,
+            dv_of_heads, _scale(q), len(q), T, window, *strides, **constants,
         )  # fmt: skip
     if k.shape[1] != H:
         _sum_groups(dk, dk_of_heads)
@@ -172,8 +178,23 @@ def _check_table(table: Tensor | None, q: Tensor) -> None:
 
 
 def _with_contiguous_rows(x: Tensor) -> Tensor:
-    """x itself or a copy with D numbers side by side. Kernels follow the other strides."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """x itself or a copy with D numbers side by side, and tokens not too far from each other.
+
+    Kernels follow the other strides.
+    """
+    is_readable = x.stride(-1) == 1 and x.stride(-2) <= LONGEST_STRIDE
+    return x if is_readable else x.contiguous()
+
+
+def grid(q: Tensor, tokens_per_tile: int) -> tuple[int, int, int]:
+    """The programs of a kernel: a tile, and the number row·H + head on two axes.
+
+    CUDA allows 65,535 blocks on each of the two, which many short rows exceed on one axis. Programs
+    start in the order of the first axis, then of the second and third.
+    """
+    B, H, T, _ = q.shape
+    n_slices = max(1, math.ceil(B * H / LARGEST_AXIS))
+    return math.ceil(T / tokens_per_tile), math.ceil(B * H / n_slices), n_slices
 
 
 def _strides(*tensors: Tensor) -> list[int]:

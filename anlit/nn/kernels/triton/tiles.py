@@ -43,6 +43,18 @@ PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 
 
 @triton.jit
+def row_and_head(n_rows, n_heads: tl.constexpr):
+    """This program's row and head, int64 for products with strides.
+
+    The launch splits the number row·H + head over two axes of the grid, see `operator.py`. There
+    may be a few programs too many. They compute the last head once more, to the same bits.
+    """
+    number = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    number = tl.minimum(number, n_rows * n_heads - 1)
+    return (number // n_heads).to(tl.int64), (number % n_heads).to(tl.int64)
+
+
+@triton.jit
 def first_seen(rows, starts, window, length):
     """The first key that each query of `rows` sees, in its document and window.
 
