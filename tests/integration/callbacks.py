@@ -1,20 +1,37 @@
 """Callbacks that cause a fault at a fixed moment, so that tests do not depend on timing."""
 
 import itertools
+import json
 import os
 import pkgutil
 import resource
 import signal
 import subprocess
 import time
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback, ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
+from torch import distributed
 
 from anlit.errors import UserError
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+)
+"""Functions of torch.distributed by which ranks talk."""
 
 
 class NeedsPackage(L.Callback):
@@ -192,3 +209,36 @@ class PathFinderLogger(L.Callback):
 
 class OwnDDP(DDPStrategy):
     """A user's strategy, derived from a strategy that runs can have."""
+
+
+class CountCollectives(L.Callback):
+    """Writes to `path`.RANK what this rank has told others since the last micro-batch began.
+
+    A line is JSON, for each micro-batch: the number of calls, by `host` or `devices` and the
+    function. The calls on devices are those of the group of all ranks, which is NCCL's on GPUs.
+    DDP's exchange of gradients is not Python's and does not count.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.calls: Counter[str] = Counter()
+        for name in COLLECTIVES:
+            counting = partial(self.count, name, getattr(distributed, name))
+            setattr(distributed, name, counting)
+            setattr(distributed.distributed_c10d, name, counting)
+
+    def count(self, name: str, call: Any, *arguments: Any, **settings: Any) -> Any:
+        group = settings.get("group")
+        for argument in arguments:
+            if isinstance(argument, distributed.ProcessGroup):
+                group = argument
+        is_of_all_ranks = group is None or group is distributed.group.WORLD
+        self.calls[f"{'devices' if is_of_all_ranks else 'host'} {name}"] += 1
+        return call(*arguments, **settings)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        with open(f"{self.path}.{trainer.global_rank}", "a") as file:
+            file.write(json.dumps(self.calls) + "\n")
+        self.calls.clear()

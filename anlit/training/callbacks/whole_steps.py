@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, Timer
 
 from anlit.errors import UserError
+from anlit.training.host_broadcast import broadcast_on_host
 from anlit.training.lightning_internals import (
     call_before_fetches,
     completes_step,
@@ -35,9 +36,9 @@ class WholeSteps(Checkpoint):
 
     An integer `val_check_interval` is a number of optimizer steps. It counts them in the run, or in
     each epoch with `check_val_every_n_epoch`. A float is a share of an epoch. A time is checked
-    after each step. The run's last step is always validated. A request to stop within a step
-    (`max_time`) takes effect after the step. The `step` in the logs is the number of the optimizer
-    step, from 0.
+    after each step, by the clock of rank 0. The run's last step is always validated. A request to
+    stop within a step takes effect after the step. The `step` in the logs is the number of the
+    optimizer step, from 0.
 
     Lightning calls checkpoint callbacks last. So this callback sees the requests and states of all
     callbacks. Place it before other checkpoint callbacks. At their turn the step has ended, and
@@ -57,6 +58,10 @@ class WholeSteps(Checkpoint):
         """Micro-batches per step."""
         self._waiting_saves: dict[str, dict[str, Any]] = {}
         """Path → the arguments of a `save_checkpoint` that waits for the step's end."""
+        self._asked_at: tuple[int, bool] | None = None
+        """When rank 0 was last asked whether to validate: micro-batches, and `should_stop`."""
+        self._answer = False
+        """The answer of rank 0."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give Lightning the interval in micro-batches.
@@ -72,10 +77,12 @@ class WholeSteps(Checkpoint):
         self._is_within_step = False
         self._n_micro_batches = trainer.accumulate_grad_batches
         self._waiting_saves = {}
+        self._asked_at = None
+        broadcast_on_host(trainer)
         # A fetch moves on in the data. A checkpoint would now skip the fetched batch.
         call_before_fetches(trainer, self._begin_batch)
         trainer.save_checkpoint = partial(self._save, trainer)  # type: ignore[method-assign]
-        for callback in trainer.checkpoint_callbacks:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
             _count_whole_steps(callback)
         set_validation_rule(trainer, partial(self._is_validation_due, trainer, interval))
 
@@ -94,9 +101,20 @@ class WholeSteps(Checkpoint):
         if not completes_step(trainer):
             return False
         is_due = is_due_by_rule() or (trainer.enable_validation and is_last_step(trainer))
-        if interval is None:  # a time, and the clocks of ranks differ
-            is_due = trainer.strategy.broadcast(is_due)
-        return is_due
+        return self._ask_first_rank(trainer, is_due) if interval is None else is_due
+
+    def _ask_first_rank(self, trainer: L.Trainer, is_due: bool) -> bool:
+        """Rank 0's answer, which all ranks need if validations come by the clock: clocks differ.
+
+        Callbacks and Lightning ask several times after a step. The first answer holds for the step,
+        unless a request to stop has come since.
+        """
+        n_micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        moment = (n_micro_batches, trainer.should_stop)
+        if moment != self._asked_at:
+            self._asked_at = moment
+            self._answer = trainer.strategy.broadcast(is_due)
+        return self._answer
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         # Lightning's count of logged steps is sometimes off by one. This happens if a run continues
@@ -186,21 +204,23 @@ def _refuse_split_steps(trainer: L.Trainer, interval: Any) -> None:
         )
 
 
-def _count_whole_steps(callback: Checkpoint) -> None:
-    """Let Lightning's ModelCheckpoint check the time and the step after whole steps only.
+def _count_whole_steps(callback: L.Callback) -> None:
+    """Let Lightning's ModelCheckpoint and Timer check the time and the step after whole steps only.
 
-    Otherwise its file would have the name of the step before.
+    Otherwise a checkpoint's file would have the name of the step before, and ranks would ask for
+    the time after every micro-batch.
     """
-    is_overridden = type(callback).on_train_batch_end is not ModelCheckpoint.on_train_batch_end
-    if isinstance(callback, ModelCheckpoint) and not is_overridden:
-        at_end_of_step = partial(_at_end_of_step, callback)
-        callback.on_train_batch_end = at_end_of_step  # type: ignore[method-assign]
+    for kind in (ModelCheckpoint, Timer):
+        is_overridden = type(callback).on_train_batch_end is not kind.on_train_batch_end
+        if isinstance(callback, kind) and not is_overridden:
+            at_end_of_step = partial(_at_end_of_step, callback)
+            callback.on_train_batch_end = at_end_of_step  # type: ignore[method-assign]
 
 
-def _at_end_of_step(callback: ModelCheckpoint, trainer: L.Trainer, *batch: Any) -> None:
+def _at_end_of_step(callback: L.Callback, trainer: L.Trainer, *batch: Any) -> None:
     """Replace the callback's `on_train_batch_end`; `batch` are its further arguments."""
     if completes_step(trainer):
-        ModelCheckpoint.on_train_batch_end(callback, trainer, *batch)
+        type(callback).on_train_batch_end(callback, trainer, *batch)
 
 
 def _align_progress(trainer: L.Trainer) -> None:
