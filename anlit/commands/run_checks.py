@@ -17,6 +17,7 @@ from anlit.commands.trainer_objects import training_callbacks
 from anlit.config.value_checks import check_precision
 from anlit.nn.attention.attention import attention_layers, example_query
 from anlit.nn.kernels import check_kernel
+from anlit.nn.layers.float8 import check_shapes, check_torchao
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.language_model import LanguageModel
 from anlit.training.support import check_ranks, check_steps
@@ -30,7 +31,7 @@ DTYPES = {
 
 
 def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel | None:
-    """Check the length, the model and the optimizer of a run.
+    """Check the length, the model, its products in float8 and the optimizer of a run.
 
     `config` gets the rate by width. A missing vocabulary is the default.
 
@@ -47,13 +48,15 @@ def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel |
     try:
         model = parser.model_of(config)
         model.new_optimizer()
+        if model.runtime.float8:
+            check_shapes(model.model.blocks)
     except RuntimeError:  # a class that needs memory for the weights
         return None
     return model
 
 
 def check_machine(config: Namespace, model: LanguageModel | None, device_type: str) -> None:
-    """Check the number of ranks, and the kernels on a CPU.
+    """Check the number of ranks, what float8 needs, and the kernels on a CPU.
 
     A GPU is not asked, because data are prepared by forked processes.
 
@@ -62,6 +65,8 @@ def check_machine(config: Namespace, model: LanguageModel | None, device_type: s
     """
     n_ranks = count_devices(config.trainer) * config.trainer.num_nodes
     check_ranks(config.trainer.as_dict(), n_ranks)
+    if model is not None and model.runtime.float8:
+        check_torchao(model.runtime.float8)
     if model is None or device_type != "cpu":
         return
     dtype = DTYPES.get(check_precision(config.trainer.precision), torch.float32)

@@ -1,6 +1,7 @@
 """What no run can have is refused before data are prepared, which may take hours."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,8 @@ LATE_IN_STUDY = {
     ]
 }
 LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_starting_at_step=10"]
+WIDE = ["--model.d_model=32", "--model.runtime.float8=rowwise"]
+PER_HEAD = ["--model.attention_gate=per_head"]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,14 @@ LATE = ["--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.update_s
         ([*LATE, UNLIMITED, "--max_tokens=320"], "the last of the run's 10 steps is number 9"),
         (["--model.kernel=triton"], "kernel='triton' cannot do attention Plain: it runs on a GPU"),
         (["--model.kernel=flex"], "FlexAttention has no backward pass on CPU; choose auto"),
+        (
+            ["--model.runtime.float8=rowwise"],
+            "sides that are multiples of 16, and 0.W_q is 8 × 8: choose another d_model, d_ff",
+        ),
+        (
+            [*WIDE, "--model.n_heads=2", *PER_HEAD],
+            "and 0.output.W_g is 2 × 32: choose another d_model, d_ff, d_head or number of heads",
+        ),
     ],
 )
 @pytest.mark.parametrize("vocabulary", [[], ["--model.vocab_size=320"]], ids=["found", "given"])
@@ -96,6 +107,17 @@ def test_a_setting_that_no_run_can_have_is_refused_before_data_are_prepared(
     assert words in refusal(*TINY, *vocabulary, *options)
 
     assert not Path("run").exists()
+
+
+def test_float8_without_torchao_is_refused_before_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.chdir(tmp_path)
+
+    assert "runtime.float8=rowwise needs torchao (No module" in refusal(*TINY, *WIDE)
+
+    assert not Path("prepared").exists()
 
 
 @pytest.mark.parametrize(

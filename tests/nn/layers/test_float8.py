@@ -9,6 +9,7 @@ from torch.nn.functional import cosine_similarity
 
 from anlit import GPT
 from anlit.errors import UserError
+from anlit.nn.layers import float8
 from anlit.nn.layers.float8 import Float8Product, use_float8
 from anlit.nn.models.runtime import Runtime
 from tests.nn.models.tiny import (
@@ -21,6 +22,8 @@ from tests.nn.models.tiny import (
 
 if sys.platform != "linux":  # the test extra has it there
     pytest.importorskip("torchao")
+
+RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 
 
 def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
@@ -39,7 +42,7 @@ def rounded(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
     return narrow.double() / scale
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_products_and_gradients_are_computed_from_rounded_numbers(recipe: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(48, 32, requires_grad=True)
@@ -74,6 +77,52 @@ def test_products_and_gradients_are_computed_from_rounded_numbers(recipe: str) -
         dweight_x = exact_x.double()
     expected_dweight = dweight_upstream.T @ dweight_x
     torch.testing.assert_close(weight.grad.double(), expected_dweight, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 8), (1, 1000)], ids=str)
+def test_any_number_of_tokens_will_do(shape: tuple[int, int], recipe: str) -> None:
+    """The result and the gradients are those without padding, which the emulation does not need."""
+    torch.manual_seed(0)
+    n_tokens = shape[0] * shape[1]
+    x = torch.randn(*shape, 32, requires_grad=True)
+    weight = torch.randn(64, 32, requires_grad=True)
+    upstream = torch.randn(*shape, 64)
+    product = Float8Product(recipe, emulated=True)
+
+    y = product(x, weight)
+    gradients = torch.autograd.grad(y, (x, weight), upstream)
+
+    flat_x = x.detach().view(n_tokens, 32)
+    multiply = product.multiply
+    expected = multiply(flat_x.requires_grad_(), weight.mT, product.products, product.config)
+    expected_gradients = torch.autograd.grad(
+        expected, (flat_x, weight), upstream.view(n_tokens, 64)
+    )
+    assert y.shape == (*shape, 64)
+    torch.testing.assert_close(y.view(n_tokens, 64), expected)
+    torch.testing.assert_close(gradients[0].view(n_tokens, 32), expected_gradients[0])
+    torch.testing.assert_close(gradients[1], expected_gradients[1])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 8), (1, 1000)], ids=str)
+def test_pytorchs_kernel_on_a_gpu_accepts_any_number_of_tokens(
+    shape: tuple[int, int], recipe: str, monkeypatch
+) -> None:
+    """Its checks of shapes need no GPU: tensors without numbers reach them, not autocast."""
+    monkeypatch.setattr(float8, "computing_dtype", lambda x: x.dtype)
+    product = Float8Product(recipe, emulated=False)
+    options = {"device": "meta", "dtype": torch.bfloat16, "requires_grad": True}
+    x = torch.empty(*shape, 32, **options)
+    weight = torch.empty(64, 32, **options)
+
+    y = product(x, weight)
+    y.sum().backward()
+
+    assert y.shape == (*shape, 64)
+    assert x.grad.shape == x.shape
+    assert weight.grad.shape == weight.shape
 
 
 @architectures
