@@ -329,6 +329,41 @@ def test_saved_there_continued_here(
     assert last_checkpoint(run_dir)["global_step"] == STEPS
 
 
+SHIPPED = Way(
+    2,
+    2,
+    [
+        "--config=trainer/fsdp.yaml",
+        "--trainer.accelerator=cpu",
+        "--trainer.precision=32-true",
+        "--trainer.strategy.process_group_backend=gloo",
+        f"--trainer.max_steps={STEPS}",
+        "--trainer.val_check_interval=5",
+    ],
+)
+"""The configuration for many GPUs, on a CPU. Weights are drawn late, checkpoints written aside."""
+EMA = ("--config=trainer/ema.yaml", "--trainer.callbacks.decay=0.8")
+
+
+@pytest.mark.parametrize("model", slow_except(["AnGPT"], MODELS))
+def test_the_shipped_configuration_averages_weights_and_continues_like_one_process(
+    short_and_long: Path, tmp_path: Path, train: TrainWay, model: str
+) -> None:
+    reference = train(model, ONE, *EMA)
+    stopped = saved(train, SHIPPED, model, *EMA)
+
+    run_dir = continued(short_and_long, stopped, tmp_path / "copy", SHIPPED, *EMA, model=model)
+
+    assert_same_training(run_dir, reference)
+    current = last_checkpoint(run_dir)["current_model_state"]
+    expected = last_checkpoint(reference)["current_model_state"]
+    torch.testing.assert_close(current, expected, rtol=0, atol=WEIGHT_TOLERANCE)
+    with pytest.raises(AssertionError):  # averages differ from the weights
+        assert_same_training(run_dir, train(model))
+    if model != "GPT":
+        assert_norms_hold(run_dir, model)
+
+
 def test_written_in_the_background_is_the_same(train: TrainWay) -> None:
     """Each name has its folder, and replaced folders are gone."""
     direct = saved(train, WAYS["fsdp2"])
