@@ -48,8 +48,8 @@ def tangential(gradient: Tensor, weight: Tensor, axis: int) -> Tensor:
 
 
 def naive_gradients(model: Any) -> Tensor:
-    """The gradient of each micro-batch of the first step, by autograd, (micro-batches, N)."""
-    weights = list(model.model.parameters())
+    """The gradient by all matrices of each micro-batch, by autograd, (micro-batches, N)."""
+    weights = [weight for weight in model.model.parameters() if weight.ndim == 2]
     axes = {weight: axis for weight, axis, _ in model.model.constraints()}
     gradients = []
     for batch in batches(N_MICRO_BATCHES * SEQUENCES, LENGTH, SEQUENCES):
@@ -98,6 +98,28 @@ def test_a_step_is_measured_as_by_naive_gradients(architecture: Any, settings: d
 
     (values,) = measured.values
     assert values == pytest.approx((squared_gradient, trace), rel=1e-9)
+
+
+def test_the_scale_of_a_scaling_vector_has_no_influence() -> None:
+    """It changes how fast s_z learns, and the gradient of what is stored, but no function."""
+    slow, fast = (first_estimates(s_z_scale=scale) for scale in (1.0, 2**-7))
+
+    assert fast == pytest.approx(slow, rel=1e-9)
+
+
+def first_estimates(**settings: Any) -> tuple[float, float]:
+    measured = Estimates()
+    model = tiny(NGPT, optimizer=adamw(1e-3), schedule=CONSTANT, **settings).double()
+    fit(
+        model,
+        max_steps=1,
+        batch_size=SEQUENCES,
+        accumulate=N_MICRO_BATCHES,
+        precision="64-true",
+        callbacks=[measured],
+    )
+    (values,) = measured.values
+    return values
 
 
 def test_a_sharded_step_after_a_validation_is_measured_as_any_other() -> None:
@@ -162,6 +184,7 @@ class Linear(L.LightningModule):
         super().__init__()
         self.model = nn.Module()
         self.model.w = nn.Parameter(torch.zeros(D, dtype=torch.float64))
+        self.model.matrices = lambda: [("w", self.model.w)]
         self.model.constraints = lambda: []
         self.step_loss = SimpleNamespace(factor=1.0)
 

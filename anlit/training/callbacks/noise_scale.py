@@ -2,7 +2,7 @@
 
 McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1. A
 step averages the gradients of K micro-batches of b tokens. Let G be the gradient of the expected
-loss. Let tr Σ / b be the variance of a micro-batch's gradient, summed over parameters:
+loss by the matrices. Let tr Σ / b be the variance of a micro-batch's gradient, summed over them:
 
     E|g_micro|² = |G|² + tr Σ / b        E|g_step|² = |G|² + tr Σ / (K b)
 
@@ -45,11 +45,11 @@ class GradientNoiseScale(L.Callback):
     (`accumulate_grad_batches`), or on several with DDP. `anlit.FullySharded` adds up the devices'
     gradients of a micro-batch, so there only accumulation counts.
 
-    Gradients are those before clipping. Assumptions: sequences are independent draws, and
-    micro-batches count about equally many targets. Vectors at their norm's bound are all of nGPT's
-    and most of anGPT's. Only the part tangential to the sphere counts for them. Restoring the norms
-    undoes the radial part. It does not vanish at the constrained optimum. So it would pass for
-    signal.
+    Gradients are those before clipping, of matrices alone: `anlit.training.optim.micro_gradients`
+    says why. Assumptions: sequences are independent draws, and micro-batches count about equally
+    many targets. Vectors at their norm's bound are all of nGPT's and most of anGPT's. Only the part
+    tangential to the sphere counts for them. Restoring the norms undoes the radial part. It does
+    not vanish at the constrained optimum. So it would pass for signal.
 
     Training does not change. A measured step reads the gradients of each micro-batch once. With
     `anlit.FullySharded` it holds a copy of this rank's gradients.

@@ -1,5 +1,8 @@
 """Squared norms of the gradients of a step's micro-batches, without a change to training.
 
+Only matrices count. nGPT and anGPT store a scaling vector divided by init/scale, by which its
+gradient is multiplied. It would outweigh the matrices by a factor that is a choice.
+
 For vectors at their norm's bound only the gradient's part tangential to the sphere counts.
 Restoring the norms undoes the radial part.
 """
@@ -25,7 +28,8 @@ class MicroGradients:
     """
 
     def __init__(self, decoder: Any) -> None:
-        self.parameters = [weight for weight in decoder.parameters() if weight.requires_grad]
+        weights = dict.fromkeys(weight for _, weight in decoder.matrices())  # a tied matrix once
+        self.matrices = [weight for weight in weights if weight.requires_grad]
         self.axes = {weight: axis for weight, axis, _ in decoder.constraints()}
         """A constrained matrix → the axis along which its vectors lie."""
         self.n_micro_batches = 0
@@ -51,7 +55,7 @@ class MicroGradients:
 
     def _accumulated(self) -> dict[nn.Parameter, Tensor]:
         gradients = {}
-        for weight in self.parameters:
+        for weight in self.matrices:
             if weight.grad is not None:
                 gradients[weight] = weight.grad.detach()
         return gradients
@@ -66,7 +70,7 @@ class LocalMicroGradients(MicroGradients):
     def __init__(self, decoder: Any) -> None:
         super().__init__(decoder)
         self._hooks: list[RemovableHandle] = []
-        for weight in self.parameters:
+        for weight in self.matrices:
             self._hooks.append(weight.register_hook(partial(self._add, weight)))
 
     def _add(self, weight: nn.Parameter, gradient: Tensor) -> None:
