@@ -149,8 +149,6 @@ LEARN_AND_SHARD = [
     Item("learn-gpt", f"{GPT} $LEARNING", "35M GPT+ learns", inputs=TEXT),
     Item("learn-ngpt", f"{NGPT} $LEARNING", "35M nGPT learns", inputs=TEXT),
     Item("learn-angpt", f"{ANGPT} $LEARNING", "35M anGPT learns", inputs=TEXT),
-    Item("learn-angpt-warmup", f"{ANGPT} $LEARNING --model.schedule.warmup 0.05",
-         "whether a warm-up of 15 steps calms anGPT's first steps", inputs=TEXT),
     Item("ddp", CONTINUED.format(DDP), "DDP on one GPU, 40 steps, continued to 60",
          needs=GPU, inputs=TEXT),
     Item("fsdp", CONTINUED.format(FSDP), "FSDP on one GPU, 40 steps, continued to 60",
