@@ -48,7 +48,7 @@ AXIS_LABELS = {
 """The metrics, a panel each: name → title. A metric that no run logged has no panel."""
 N_MARKERS = 6
 """Markers on a line."""
-TITLE_WIDTH = 34
+TITLE_WIDTH = 30
 """Characters in a line of a panel's title."""
 
 
@@ -144,7 +144,7 @@ def _draw_panels(
                     _draw_arm(axes, title, metrics[name], seeds, styles[title])
             axes.set(title="\n".join(textwrap.wrap(AXIS_LABELS[name], TITLE_WIDTH)), xlabel="step")
             axes.locator_params(axis="x", nbins=4)
-            if name.startswith("rotation/") or name.endswith("/norm"):
+            if name.startswith("rotation/") or name.endswith(("/norm", "/norm_max")):
                 axes.set_yscale("log")
         handles, _ = all_axes[0].get_legend_handles_labels()
         legend_below(figure, handles, columns=3)
