@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from anlit.compare.statistics import median_with_interval, power_law
-from tests.docs.architecture_tables import first_steps
+from tests.docs.architecture_tables import FIRST_STEPS, first_steps
 from tests.docs.page_tables import ARCHITECTURES
 from tests.docs.records import (
     RESULTS,
@@ -39,12 +39,16 @@ def depth() -> Iterator[str]:
 @section(ARCHITECTURES, "anGPT at depth")
 def angpt_at_depth() -> Iterator[str]:
     study = Study("angpt_depth/12")
-    yield f"costs {study.minus('α 1/L, smaller rate', 'α 1/(2L)')} at twelve layers"
-    losses = []
-    for row in first_steps():
-        if (row["arm"], row["seed"]) == ("full-alpha", "2") and row["step"] != "0":
-            losses.append(float(row["train/loss"]))
-    yield f"the loss of seed 2 rose to {max(losses):.1f} at twelve layers"
+    yield f"A quarter of α costs {study.minus('α 1/(4L)', 'α 1/(2L)')} at twelve layers"
+    _, second = first_steps("angpt_depth/12/first_steps.csv", "full-alpha", "train/loss")
+    yield f"the loss of seed 2 rose to {max(second[1:]):.1f}, and the run recovered"
+    _, second, *_ = first_steps(FIRST_STEPS, "half-alpha", "copying/first")
+    yield f"seed 2 had a loss of {second[-1]:.0f} on random tokens"
+    on_random_tokens = first_steps(FIRST_STEPS, "quarter-alpha", "copying/first")
+    yield f"no seed had more than {max(map(max, on_random_tokens)):.1f} there"
+    norms = max(map(max, first_steps(FIRST_STEPS, "half-alpha", "train/grad_norm")))
+    *_, third, _ = first_steps(FIRST_STEPS, "full-alpha", "train/grad_norm")
+    yield f"It was up to {norms:.0f} with 1/(2L), and up to {max(third):.0f} in the run that ended"
     gpt, ngpt, angpt = map(study.mean, ("GPT+", "nGPT", "α 1/(2L)"))
     yield f"GPT+ ends at {gpt}, nGPT at {ngpt}, anGPT with 1/(2L) at {angpt}"
 

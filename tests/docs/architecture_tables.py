@@ -1,6 +1,7 @@
 """Rows of the tables of architectures.md, computed from the records beside it."""
 
 import csv
+import math
 from operator import itemgetter
 from typing import Any
 
@@ -36,38 +37,51 @@ def depth() -> Rows:
     return rows
 
 
+FIRST_STEPS = "angpt_depth/first_steps/longest_states.csv"
+LONGEST = "longest norm after any block"
+
+
 @table(ARCHITECTURES, "anGPT at depth")
+def first_steps_of_angpt() -> Rows:
+    rates = {
+        "half-alpha": ("1/(2L)", "1/d"),
+        "quarter-alpha": ("1/(4L)", "1/d"),
+        "full-alpha": ("1/L", "1/d"),
+        "small-rate": ("1/L", "1/(2d)"),
+        "warm-up": ("1/L", "1/d after a warm-up of 16 steps"),
+    }
+    rows = []
+    for arm, (alpha, rate) in rates.items():
+        norms = []
+        for values in first_steps(FIRST_STEPS, arm, LONGEST):
+            norms.append(f"{max(values):.3g}".replace("e+", "e"))
+        losses = []
+        for values in first_steps(FIRST_STEPS, arm, "val/loss"):
+            losses.append("NaN" if math.isnan(values[-1]) else f"{values[-1]:.3f}")
+        rows.append([alpha, rate, ", ".join(norms), ", ".join(losses)])
+    return rows
+
+
+@table(ARCHITECTURES, "anGPT at depth", 1)
 def angpt_at_depth() -> Rows:
     four = Study("angpt_depth/4")
     twelve = Study("angpt_depth/12")
-    norms = {arm: listed_norms(arm) for arm in ("half-alpha", "full-alpha", "small-rate")}
-    return [
-        ["4", "1/(2L)", "1/d", ", ".join(four.seeds("α 1/(2L)")), EMPTY],
-        ["4", "1/L", "1/d", ", ".join(four.seeds("α 1/L")), EMPTY],
-        ["12", "1/(2L)", "1/d", ", ".join(twelve.seeds("α 1/(2L)")), norms["half-alpha"]],
-        ["12", "1/L", "1/d", ", ".join(twelve.seeds("α 1/L")), norms["full-alpha"]],
-        [
-            "12",
-            "1/L",
-            "6/(Ld)",
-            ", ".join(twelve.seeds("α 1/L, smaller rate")),
-            norms["small-rate"],
-        ],
-    ]
+    small_rate = ", ".join(twelve.seeds("α 1/L, smaller rate"))
+    rows = []
+    for layers, study in (("4", four), ("12", twelve)):
+        for alpha in ("1/(2L)", "1/(4L)", "1/L"):
+            rows.append([layers, alpha, "1/d", ", ".join(study.seeds(f"α {alpha}"))])
+    return [*rows, ["12", "1/L", "6/(Ld)", small_rate]]
 
 
-def listed_norms(arm: str) -> str:
-    """The largest gradient norm of each seed's first steps."""
-    norms: dict[str, list[float]] = {}
-    for row in first_steps():
-        if row["arm"] == arm:
-            norms.setdefault(row["seed"], []).append(float(row["train/grad_norm"]))
-    return ", ".join(f"{max(of_seed):.1f}" for of_seed in norms.values())
-
-
-def first_steps() -> list[dict[str, str]]:
-    with (RESULTS / "angpt_depth/12/first_steps.csv").open() as file:
-        return list(csv.DictReader(file))
+def first_steps(name: str, arm: str, column: str) -> list[list[float]]:
+    """The values of a column of a table in CSV, for each seed of an arm."""
+    values: dict[str, list[float]] = {}
+    with (RESULTS / name).open() as file:
+        for row in csv.DictReader(file):
+            if row["arm"] == arm and row[column]:
+                values.setdefault(row["seed"], []).append(float(row[column]))
+    return list(values.values())
 
 
 @table(ARCHITECTURES, "Defaults", 1)

@@ -73,8 +73,8 @@ class AnGPTConfig(NormalisedConfig):
     """The first updates make suggestions point along h. If they also have the length that the
     constants are made for, attention is linear in the length r of its input and an MLP quadratic:
     dr/dt = r + r², where t is the sum of α so far. From r = 1 this has no bound at t = ln 2 = 0.69.
-    With a sum of 1 the first steps of deep models blow up (docs/results/architectures.md, anGPT at
-    depth)."""
+    With a sum of 1 the first steps of deep models can blow up (docs/results/architectures.md, anGPT
+    at depth)."""
     norm_eps: float = 1e-6
     norms: Norms = "bounded"
     approximation: Approximation = Approximation()
