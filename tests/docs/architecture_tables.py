@@ -84,6 +84,17 @@ def first_steps(name: str, arm: str, column: str) -> list[list[float]]:
     return list(values.values())
 
 
+@table(ARCHITECTURES, "Clipping")
+def clipping() -> Rows:
+    study = Study("clipping")
+    rows = []
+    for model in ("GPT+", "nGPT", "anGPT"):
+        unclipped = f"{model}, no clipping"
+        losses = [", ".join(study.seeds(arm)) for arm in (model, unclipped)]
+        rows.append([model, *losses, study.minus(model, unclipped)])
+    return rows
+
+
 @table(ARCHITECTURES, "Defaults", 1)
 def against_tuned_settings() -> Rows:
     rows = []
