@@ -45,7 +45,7 @@ def continued(shards: Path, run_dir: Path, *changed: str) -> list[str]:
         (["--model.positions.base=500"], "model.positions.base 10000.0 → 500.0"),
         (
             ["--model.d_model=64", "--model.n_layers=3"],
-            "model.n_layers 2 → 3, model.d_model 32 → 64",
+            f"model.n_layers 2 → 3, model.d_model 32 → 64, model.alpha_init {1 / 4} → {1 / 6}",
         ),
         (SGD, "model.optimizer AdamW → SGD"),
         (["--seed_everything=5"], "seed_everything 1 → 5"),
