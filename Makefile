@@ -89,9 +89,9 @@ $(VENV)/.installed: pyproject.toml docker/install.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml docker/install.sh
 	PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_BUILD="$(TORCH_BUILD)" sh docker/install.sh test,dev
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 clean:  ## Remove the virtual environment, runs and prepared data
 	rm -rf $(VENV) runs data

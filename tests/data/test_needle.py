@@ -158,7 +158,9 @@ def test_only_the_answer_is_a_target(tiny_shards: str, split: str) -> None:
 def first_samples(path: str, *device: int, batch_size: int = 6, **changes: object) -> list:
     """Return the samples of the first four training batches."""
     data = needle_data(path, *device, batch_size=batch_size, **changes)
-    return sequences(data.train_dataloader(), 4)
+    samples = sequences(data.train_dataloader(), 4)
+    data.teardown("fit")  # garbage collection would wait for each worker for five seconds
+    return samples
 
 
 def test_the_samples_depend_only_on_seed_and_number(tiny_shards: str) -> None:
@@ -191,6 +193,7 @@ def test_the_samples_continue_after_a_resume(tiny_shards: str) -> None:
     resumed_data.load_state_dict(data.state_dict())
 
     assert sequences(resumed_data.train_dataloader(), 1) == samples[18:]
+    resumed_data.teardown("fit")
 
 
 def test_plain_training_cannot_continue_the_samples(tiny_shards: str) -> None:

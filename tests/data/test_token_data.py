@@ -158,7 +158,9 @@ def test_devices_share_the_order_of_one_device(dataset: type, ranks: int) -> Non
 def test_workers_do_not_change_the_batches() -> None:
     batches = first_batches(ready(), 9)
 
-    batches_of_workers = first_batches(ready(num_workers=2), 9)
+    data_of_workers = ready(num_workers=2)
+    batches_of_workers = first_batches(data_of_workers, 9)
+    data_of_workers.teardown("fit")  # garbage collection would wait for each worker
 
     assert rows_of(batches_of_workers) == rows_of(batches)
 
