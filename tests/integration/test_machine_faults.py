@@ -167,7 +167,8 @@ def test_triton_without_a_compiler_of_c_is_explained(
     monkeypatch.delenv("CC", raising=False)
     if compiler is not None:
         monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr(build, "_find_compiler", build._find_compiler.__wrapped__)  # uncached
+    if hasattr(build, "_find_compiler"):  # newer versions of Triton remember its answer
+        monkeypatch.setattr(build, "_find_compiler", build._find_compiler.__wrapped__)
 
     with pytest.raises((RuntimeError, CalledProcessError)) as raised:
         build._build("launcher", str(tmp_path / "main.c"), str(tmp_path), [], [], [], [])

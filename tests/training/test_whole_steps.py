@@ -88,7 +88,8 @@ def test_a_rank_asks_others_as_often_whether_or_not_its_line_is_due(
     for seconds_between_lines in (-1.0, float("inf")):
         monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", seconds_between_lines)
         answers: list[bool] = []
-        monkeypatch.setattr(SingleDeviceStrategy, "broadcast", partial(answer, answers))
+        broadcast = staticmethod(partial(answer, answers))
+        monkeypatch.setattr(SingleDeviceStrategy, "broadcast", broadcast)
         settings = {**TIME, "val_check_interval": "01:00:00:00", "log_every_n_steps": 1}
 
         run(callbacks=[progress.RunProgress()], enable_progress_bar=True, **settings)
