@@ -22,7 +22,7 @@ from anlit.benchmarks.options import (
 )
 from anlit.benchmarks.tables import Row
 from anlit.config.options import ToolParser, numbers
-from anlit.nn.kernels import KERNELS, default_kernel, prepare
+from anlit.nn.kernels import KERNELS, batch_limit, default_kernel, prepare
 from anlit.nn.models.runtime import flush_denormals
 
 MEAN_DOCUMENT = 1 / 8
@@ -101,6 +101,9 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier_rows: lis
     mechanism = inputs.mechanism
 
     if reason := kernel.unsupported_reason(mechanism, inputs.q):
+        raise NotTimedError(reason)
+    name = row["kernel"]
+    if reason := batch_limit(name, mechanism, inputs.q, inputs.documents, batch, dropout=0.0):
         raise NotTimedError(reason)
     row["auto"] = default_kernel(mechanism, device.type, is_packed, inputs.q)
     prepare(kernel, mechanism, inputs.documents, batch)

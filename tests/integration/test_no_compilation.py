@@ -36,10 +36,10 @@ class Compilations:
         return function
 
     def _choose(
-        self, mechanism: Mechanism, device: str, is_packed: bool, q: Any, dropout: float, may: bool
+        self, mechanism: Mechanism, device: str, is_packed: bool, q: Any, *settings: Any
     ) -> str:
-        self.gpu_kernels.add(default_kernel(mechanism, "cuda", is_packed, None, dropout, may))
-        return default_kernel(mechanism, device, is_packed, q, dropout, may)
+        self.gpu_kernels.add(default_kernel(mechanism, "cuda", is_packed, None, *settings))
+        return default_kernel(mechanism, device, is_packed, q, *settings)
 
 
 @pytest.fixture

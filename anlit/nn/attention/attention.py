@@ -9,11 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from anlit.errors import UserError
 from anlit.nn.attention import cache
 from anlit.nn.attention.qk_clip import QKClip
 from anlit.nn.kernels import (
     KERNELS,
     KernelName,
+    batch_limit,
     check_kernel,
     default_kernel,
     fallback_warning,
@@ -54,8 +56,11 @@ class Attention(nn.Module):
         self.kernel = kernel
         self.dropout = dropout
         self.clip = QKClip(qk_clip, mechanism.n_heads) if qk_clip is not None else None
-        self.kernels: dict[tuple[str, torch.dtype, bool, int, bool], str] = {}
-        """By device, dtype, need of a gradient, length, and whether documents are packed."""
+        self.kernels: dict[tuple[str, torch.dtype, bool, int, bool, tuple[str, ...]], str] = {}
+        """By device, dtype, need of a gradient, length, whether documents are packed, and the
+        excluded kernels."""
+        self.excluded: tuple[str, ...] = ()
+        """Kernels that `auto` leaves out, because the current batch exceeds their limits."""
         self.may_compile = True
         """Whether `auto` may take a kernel that must be compiled first. See `allow_compilation`."""
 
@@ -103,7 +108,7 @@ class Attention(nn.Module):
             UserError: The kernel in the settings cannot compute queries on this device or in this
                 precision.
         """
-        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed)
+        case = (q.device.type, q.dtype, q.requires_grad, q.shape[-2], is_packed, self.excluded)
         if case not in self.kernels:
             self.kernels[case] = self._choose_kernel(q, is_packed)
         return self.kernels[case]
@@ -114,7 +119,13 @@ class Attention(nn.Module):
             return self.kernel
         device_type = q.device.type
         name = default_kernel(
-            self.mechanism, device_type, is_packed, q, self.dropout, self.may_compile
+            self.mechanism,
+            device_type,
+            is_packed,
+            q,
+            self.dropout,
+            self.may_compile,
+            self.excluded,
         )
         if not self.may_compile:
             return name
@@ -127,13 +138,31 @@ class Attention(nn.Module):
     def prepare(self, documents: Documents, h: Tensor) -> None:
         """Choose the kernel for h (B, T, d), and let it store in `documents` what layers share.
 
-        The decoder calls this before the first block, outside of compiled code.
+        The decoder calls this before the first block, outside of compiled code. `auto` takes
+        another kernel if the batch has too many documents or rows for the first.
+
+        Raises:
+            UserError: The batch has too many for the kernel in the settings.
         """
         if isinstance(documents, cache.Continuation) and documents.n_earlier:
             return
         q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        kernel = KERNELS[self.kernel_for(q, documents.are_masked)]
-        prepare(kernel, self.mechanism, documents, h.shape[0])
+        n_rows = h.shape[0]
+        self.excluded = ()
+        name = self.kernel_for(q, documents.are_masked)
+        while (reason := self._batch_limit(name, q, documents, n_rows)) is not None:
+            if self.kernel != "auto":
+                raise UserError(
+                    f"attention kernel {name!r} cannot compute this batch: {reason}; set "
+                    "model.kernel=auto, or a smaller data.batch_size"
+                )
+            self.excluded += (name,)
+            name = self.kernel_for(q, documents.are_masked)
+        prepare(KERNELS[name], self.mechanism, documents, n_rows)
+
+    def _batch_limit(self, name: str, q: Tensor, documents: Documents, n_rows: int) -> str | None:
+        dropout = self.dropout if self.training else 0.0
+        return batch_limit(name, self.mechanism, q, documents, n_rows, dropout)
 
     @torch.no_grad()
     def _observe_scores(self, clip: QKClip, q: Tensor, k: Tensor, documents: Documents) -> None:
@@ -161,7 +190,7 @@ def kernels_in_use(layers: Iterable[Attention]) -> list[dict[str, Any]]:
     """List the kernels so far, as records: mechanism, tokens, dtype, packing and kernel."""
     records: list[dict[str, Any]] = []
     for layer in layers:
-        for (_, dtype, _, length, is_packed), kernel in layer.kernels.items():
+        for (_, dtype, _, length, is_packed, _), kernel in layer.kernels.items():
             record = {
                 "mechanism": mechanism_name(layer.mechanism),
                 "length": length,

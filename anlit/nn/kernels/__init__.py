@@ -10,6 +10,9 @@ A kernel is a module, a file or a folder, with
         q and the result are (B, H, T, D). k and v are (B, G, T, D). Query head h uses key head h //
         (H/G). q and k have unit root mean square. q·k is scaled by 1/√D. `dropout` is 0, except for
         kernels in `DROP_WEIGHTS`.
+    batch_limit(mechanism, q, documents, n_rows, dropout) -> str | None          (optional)
+        The reason why it cannot compute a batch of `n_rows` sequences with these documents, though
+        it can compute other batches of `mechanism` and `q`.
     prepare(mechanism, documents, n_rows)                                        (optional)
         Store in `documents` what all layers share of the documents of `n_rows` sequences. It is
         called before the first layer, outside of compiled code.
@@ -18,6 +21,7 @@ To add a kernel, write a module. Name it in `KernelName` and `KERNELS`, and in `
 `kernel: auto`.
 """
 
+from collections.abc import Collection
 from types import ModuleType
 from typing import Literal
 
@@ -93,6 +97,17 @@ def unsupported_reason(
     return KERNELS[name].unsupported_reason(mechanism, q)
 
 
+def batch_limit(
+    name: str, mechanism: Mechanism, q: Tensor, documents: Documents, n_rows: int, dropout: float
+) -> str | None:
+    """The reason why a kernel cannot compute a batch of many sequences, None if it can."""
+    kernel = KERNELS[name]
+    if not hasattr(kernel, "batch_limit"):
+        return None
+    reason: str | None = kernel.batch_limit(mechanism, q, documents, n_rows, dropout)
+    return reason
+
+
 def prepare(kernel: ModuleType, mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
     """Store in `documents` what all layers share. Compiled code reads it, and stores nothing."""
     _ = documents.bounds
@@ -126,10 +141,12 @@ def default_kernel(
     q: Tensor | None = None,
     dropout: float = 0.0,
     may_compile: bool = True,
+    excluded: Collection[str] = (),
 ) -> KernelName:
     """The kernel that `auto` takes on a device, for queries like `q` or in a common precision.
 
-    Without `may_compile`, it leaves out kernels that a GPU would first compile.
+    Without `may_compile`, it leaves out kernels that a GPU would first compile. It always leaves
+    out `excluded`, kernels that cannot compute this batch (`batch_limit`).
     """
     if device_type == "cuda":
         candidates = GPU_KERNELS[row_of(mechanism, is_packed)]
@@ -139,7 +156,7 @@ def default_kernel(
         candidates = ("sdpa", "eager")
     for name in candidates:
         must_compile = device_type == "cuda" and name in COMPILED_WHEN_USED
-        if must_compile and not may_compile:
+        if name in excluded or (must_compile and not may_compile):
             continue
         if unsupported_reason(name, mechanism, q, dropout) is None:
             return name
@@ -173,7 +190,7 @@ def fallback_warning(
     if q.device.type != "cuda" or is_cheap or name not in COST_OF_FALLBACK:
         return None
     first = GPU_KERNELS[row][0]
-    reason = unsupported_reason(first, mechanism, q, dropout)
+    reason = unsupported_reason(first, mechanism, q, dropout) or "the batch has too many sequences"
     return (
         f"attention {type(mechanism).__name__} runs on '{name}' on this GPU, which "
         f"{COST_OF_FALLBACK[name]} than '{first}': {reason}"

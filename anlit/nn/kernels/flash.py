@@ -16,7 +16,7 @@ from torch.nn.attention import varlen
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import with_gain
 from anlit.nn.kernels.grouped_heads import repeat_kv
-from anlit.nn.kernels.launch_limits import check_flash
+from anlit.nn.kernels.launch_limits import too_large_for_flash
 from anlit.nn.kernels.sdpa import has_little_shared_memory
 from anlit.nn.mechanisms.alibi import ALiBi
 from anlit.nn.mechanisms.mechanism import Mechanism
@@ -77,15 +77,18 @@ def _unsupported_queries(q: Tensor) -> str | None:
     return None
 
 
-def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Copy `cu_seqlens` to the device.
-
-    Raises:
-        UserError: The batch has too many sequences for flash attention.
-    """
+def batch_limit(
+    mechanism: Mechanism, q: Tensor, documents: Documents, n_rows: int, dropout: float
+) -> str | None:
+    """Return a reason against batches of very many documents."""
     starts, _ = documents.packing(n_rows)
     n_tokens = n_rows * documents.length
-    check_flash(len(starts) - 1, n_tokens, mechanism.n_heads, mechanism.d_head)
+    return too_large_for_flash(len(starts) - 1, n_tokens, mechanism.n_heads, mechanism.d_head)
+
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Copy `cu_seqlens` to the device."""
+    documents.packing(n_rows)
 
 
 def attend(

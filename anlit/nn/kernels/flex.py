@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distance_tables, with_gain
-from anlit.nn.kernels.launch_limits import check_sequences
+from anlit.nn.kernels.launch_limits import too_many_sequences
 from anlit.nn.kernels.sdpa import gpu_generation, has_little_shared_memory
 from anlit.nn.mechanisms.mechanism import Mechanism
 
@@ -64,14 +64,15 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     return None
 
 
-def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
-    """Make the mask of blocks, once for all layers with the same window.
+def batch_limit(
+    mechanism: Mechanism, q: Tensor, documents: Documents, n_rows: int, dropout: float
+) -> str | None:
+    """Return a reason against batches of very many rows on a GPU."""
+    return too_many_sequences(n_rows) if q.device.type == "cuda" else None
 
-    Raises:
-        UserError: The batch has too many rows for a GPU.
-    """
-    if documents.device.type == "cuda":
-        check_sequences("flex", n_rows)
+
+def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:
+    """Make the mask of blocks, once for all layers with the same window."""
     block_mask(documents, mechanism.window)
 
 

@@ -21,13 +21,17 @@ def distance_tables(
 
 
 def tables_are_learned(mechanism: Mechanism) -> bool:
-    """Whether a(t) or m(t) has a gradient, by a parameter or a coefficient that layers share."""
+    """Whether a(t) or m(t) has a gradient, by a parameter or a coefficient that layers share.
+
+    The answer is for training, even if asked where gradients are off, as in `Attention.prepare`.
+    """
     parameters = list(mechanism.parameters())
     for coefficient in learned_coefficients(mechanism):
         parameters.extend(coefficient.parameters())
     if not parameters:
         return False
-    tables = distance_tables(mechanism, 2, parameters[0])
+    with torch.enable_grad():
+        tables = distance_tables(mechanism, 2, parameters[0])
     return any(table is not None and table.requires_grad for table in tables)
 
 

@@ -3,11 +3,10 @@
 Flash attention, cuDNN's kernel and FlexAttention have a block of their grid for each sequence, on
 an axis of 65,535 (PyTorch issues 146704 and 181085). The backward pass of flash attention pads
 every sequence to 128 tokens more, and computes addresses in 32 bits (flash-attention PR 2260). A
-launch beyond the first limit fails, and addresses beyond the second are of other memory. The
-kernels in `triton/` have neither limit.
+launch beyond the first limit fails, and addresses beyond the second are of other memory. PyTorch's
+memory-efficient attention splits the rows of larger batches, but then drops no weights and has no
+gradient of a mask. The kernels in `triton/` and `eager` have no such limits.
 """
-
-from anlit.errors import UserError
 
 MOST_SEQUENCES = 65_535
 """The most sequences in a call: rows of a batch, or packed documents."""
@@ -19,25 +18,26 @@ FLASH_PADDING = 128
 """Tokens that flash attention adds to a sequence at most."""
 
 
-def check_sequences(kernel: str, n_sequences: int) -> None:
-    """Raise UserError if a batch has more sequences than `MOST_SEQUENCES`."""
-    if n_sequences > MOST_SEQUENCES:
-        raise _too_many(kernel, n_sequences, f"computes at most {MOST_SEQUENCES:,} of them")
+def too_many_sequences(n_sequences: int) -> str | None:
+    """Return a reason against a batch with more sequences than `MOST_SEQUENCES`."""
+    if n_sequences <= MOST_SEQUENCES:
+        return None
+    return f"it computes at most {MOST_SEQUENCES:,} documents or rows, not {n_sequences:,}"
 
 
-def check_flash(n_sequences: int, n_tokens: int, n_heads: int, d_head: int) -> None:
-    """Raise UserError if flash attention cannot compute a batch or its gradient.
+def too_large_for_flash(n_sequences: int, n_tokens: int, n_heads: int, d_head: int) -> str | None:
+    """Return a reason against a batch that flash attention or its gradient cannot compute.
 
     `n_tokens` counts all tokens of the batch.
     """
-    check_sequences("flash", n_sequences)
-    if flash_gradient_is_too_large(n_sequences, n_tokens, n_heads, d_head):
+    reason = too_many_sequences(n_sequences)
+    if reason is None and flash_gradient_is_too_large(n_sequences, n_tokens, n_heads, d_head):
         limit = LARGEST_GRADIENT // (n_heads * padded_width(d_head))
-        sentence = (
-            f"allows at most {limit:,} tokens for these heads, with {FLASH_PADDING} more for each "
-            f"sequence, and the batch has {n_tokens:,}"
+        reason = (
+            f"it computes at most {limit:,} tokens for these heads, with {FLASH_PADDING} more for "
+            f"each document or row, and the batch has {n_tokens:,} in {n_sequences:,}"
         )
-        raise _too_many("flash", n_sequences, sentence)
+    return reason
 
 
 def flash_gradient_is_too_large(n_sequences: int, n_tokens: int, n_heads: int, d_head: int) -> bool:
@@ -49,10 +49,3 @@ def flash_gradient_is_too_large(n_sequences: int, n_tokens: int, n_heads: int, d
 def padded_width(d_head: int) -> int:
     """The width to which flash attention pads heads."""
     return 256 if d_head > 192 else -(-d_head // 32) * 32
-
-
-def _too_many(kernel: str, n_sequences: int, limit: str) -> UserError:
-    return UserError(
-        f"a batch has {n_sequences:,} documents or rows, and attention kernel {kernel!r} {limit}: "
-        "set model.kernel=triton, or a smaller data.batch_size"
-    )

@@ -10,9 +10,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from anlit.nn.kernels import eager
 from anlit.nn.kernels.documents import Documents
-from anlit.nn.kernels.formula import distance_tables, distances, first_key, masked_bias, with_gain
+from anlit.nn.kernels.formula import (
+    distance_tables,
+    distances,
+    first_key,
+    masked_bias,
+    tables_are_learned,
+    with_gain,
+)
 from anlit.nn.kernels.grouped_heads import repeat_kv
-from anlit.nn.kernels.launch_limits import MOST_SEQUENCES, flash_gradient_is_too_large
+from anlit.nn.kernels.launch_limits import (
+    MOST_SEQUENCES,
+    flash_gradient_is_too_large,
+    too_many_sequences,
+)
 from anlit.nn.mechanisms.mechanism import Mechanism
 
 SHORTEST_MEAN = 32
@@ -40,6 +51,22 @@ def unsupported_reason(mechanism: Mechanism, q: Tensor | None = None) -> str | N
     if mechanism.scales_with_distance:
         return "its gain a(t) changes logits by distance, which scaled_dot_product_attention cannot"
     return None
+
+
+def batch_limit(
+    mechanism: Mechanism, q: Tensor, documents: Documents, n_rows: int, dropout: float
+) -> str | None:
+    """Return a reason against very many rows on a GPU, if weights are dropped or m(t) is learned.
+
+    PyTorch's kernel for so many rows (`WITHOUT_LIMIT`) then raises.
+    """
+    is_learned = q.requires_grad and tables_are_learned(mechanism)
+    if q.device.type != "cuda" or not (dropout or is_learned):
+        return None
+    reason = too_many_sequences(n_rows)
+    if reason is None:
+        return None
+    return f"{reason}, with dropout" if dropout else f"{reason}, if m(t) is learned"
 
 
 def attend(

@@ -104,6 +104,31 @@ def test_on_an_h200_in_bfloat16_auto_takes_the_kernel_that_was_measured_fastest(
     assert kernel == expected[is_packed]
 
 
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(
+    ("name", "is_packed", "dropout", "excluded", "expected"),
+    [
+        ("plain", True, 0.0, ["flash"], "triton"),
+        ("window", False, 0.0, ["flash"], "triton"),
+        ("plain", False, 0.1, ["sdpa"], "eager"),
+        ("a user's", True, 0.0, ["flex"], "sdpa"),
+        ("a user's", True, 0.0, ["flex", "sdpa"], "eager"),
+    ],
+)
+def test_auto_leaves_out_kernels_for_which_a_batch_has_too_many_sequences(
+    name, is_packed, dropout, excluded, expected
+) -> None:
+    layer = MECHANISMS[name].for_layer(3, 64, 0)
+    q = on_cuda()
+
+    kernel = default_kernel(layer, "cuda", is_packed, q, dropout, excluded=excluded)
+    warning = fallback_warning(kernel, layer, is_packed, q, dropout)
+
+    assert kernel == expected
+    assert (warning is not None) == (expected in ("sdpa", "eager"))
+    assert warning is None or "None" not in warning
+
+
 CAPABILITIES = [(7, 5), (8, 0), (9, 0), (10, 0)]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 WIDTHS = [8, 64, 80, 128, 256, 320]
@@ -152,6 +177,15 @@ def test_a_costly_kernel_is_told_once_with_its_reason_and_what_it_costs(
     message = record.getMessage()
     assert message.startswith("attention ScaleInvariant runs on 'eager' on this GPU, which writes")
     assert "than 'triton': triton is not installed: " in message
+
+
+@pytest.mark.usefixtures("h200")
+@torch.no_grad()
+def test_without_gradients_auto_takes_the_kernel_of_training() -> None:
+    """The kernel is chosen before the first block, where gradients are off."""
+    layer = LEARNED_BIAS  # two learned numbers, of which our kernels have no gradient
+
+    assert default_kernel(layer, "cuda", False, on_cuda()) == "flex"
 
 
 def test_a_kernel_is_chosen_again_where_documents_are_packed() -> None:

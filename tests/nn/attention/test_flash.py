@@ -13,12 +13,16 @@ from torch.nn.attention import SDPBackend, varlen
 from anlit import GPT, Plain
 from anlit.data.batch import Batch, batch_from_blocks
 from anlit.errors import UserError
+from anlit.nn import kernels
+from anlit.nn.attention.attention import attention_layers, kernels_in_use
 from anlit.nn.kernels import eager, flash, flex, launch_limits, sdpa
 from anlit.nn.kernels.documents import Documents
 from tests.nn.attention.kernels import FLASH, MECHANISMS, assert_same, gradients, inputs, packed
 from tests.nn.models.tiny import random_tokens, tiny
 
 LENGTH = 13
+Q = torch.zeros(1, 2, 16, 16, requires_grad=True)
+"""Queries like those of the example batch in `tiny` models."""
 
 
 def by_document(
@@ -161,9 +165,34 @@ def test_more_documents_than_a_launch_can_have_are_refused_with_a_way_out(monkey
     model(*arguments)
     monkeypatch.setattr(launch_limits, "MOST_SEQUENCES", n_documents - 1)
 
-    message = f"a batch has {n_documents} documents or rows, .*set model.kernel=triton, or a small"
-    with pytest.raises(UserError, match=message):
+    limit = f"at most {n_documents - 1} documents or rows, not {n_documents}"
+    with pytest.raises(UserError, match=f"'flash' .*{limit}; set model.kernel=auto, or a smaller"):
         model(*arguments)
+
+
+def test_auto_takes_another_kernel_for_a_batch_with_more_documents_than_flash_can_have(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    monkeypatch.setattr(kernels, "_cpu_kernels", lambda *_: ("flash", "eager"))
+    batch = example_batch()
+    n_documents = len(batch.cu_seqlens) - 1
+    monkeypatch.setattr(launch_limits, "MOST_SEQUENCES", n_documents - 1)
+    model = tiny(GPT)
+    packed_batch = (batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+    one_document = (batch.tokens, torch.zeros_like(batch.document_ids))
+
+    logits = model(*packed_batch)
+    kernels_for_many = [layer.kernel_for(Q, is_packed=True) for layer in attention_layers(model)]
+    model(*one_document)
+    kernels_for_few = [layer.kernel_for(Q, is_packed=True) for layer in attention_layers(model)]
+
+    expected = tiny(GPT, kernel="eager")(*packed_batch)
+    torch.testing.assert_close(logits, expected)
+    assert kernels_for_many == ["eager", "eager"]
+    assert kernels_for_few == ["flash", "flash"]
+    names = [record["kernel"] for record in kernels_in_use(attention_layers(model))]
+    assert names == ["flash", "eager"]
 
 
 @pytest.mark.parametrize(
@@ -189,18 +218,43 @@ def test_flash_attention_is_not_asked_for_gradients_that_it_cannot_address(
         q = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
     order = sdpa.order_of_kernels(q, None)
+    reason = launch_limits.too_large_for_flash(n_sequences, n_tokens, n_heads, d_head)
 
     if is_possible:
-        launch_limits.check_flash(n_sequences, n_tokens, n_heads, d_head)
+        assert reason is None
         assert order is None
     else:
-        with pytest.raises(UserError, match="a smaller data"):
-            launch_limits.check_flash(n_sequences, n_tokens, n_heads, d_head)
+        assert "it computes at most" in reason
         assert order == [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def test_flex_refuses_more_rows_than_a_launch_on_a_gpu_can_have() -> None:
-    documents = Documents(None, 8, torch.device("cuda"))
+LEARNED_BIAS = MECHANISMS["a user's"].for_layer(2, 8, 0)
 
-    with pytest.raises(UserError, match="kernel 'flex' computes at most 65,535 of them: set model"):
-        flex.prepare(Plain(), documents, 65_536)
+
+@pytest.mark.parametrize(
+    ("kernel", "mechanism", "trains", "dropout", "is_possible"),
+    [
+        (flex, Plain(), True, 0.0, False),
+        (sdpa, Plain(), True, 0.0, True),
+        # PyTorch's test_mem_eff_attention_fail_with_batch_size_geq_65536_error
+        (sdpa, Plain(), True, 0.1, False),
+        (sdpa, LEARNED_BIAS, True, 0.0, False),
+        (sdpa, LEARNED_BIAS, False, 0.0, True),
+    ],
+)
+def test_more_rows_than_a_launch_on_a_gpu_can_have_are_a_reason(
+    kernel, mechanism, trains, dropout, is_possible
+) -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 8, 8, device="cuda", requires_grad=trains)
+    documents = Documents(None, 8, torch.device("cpu"))
+
+    with torch.no_grad():  # as in `Attention.prepare`
+        most = kernel.batch_limit(mechanism, q, documents, 65_535, dropout)
+        reason = kernel.batch_limit(mechanism, q, documents, 65_536, dropout)
+
+    assert most is None
+    if is_possible:
+        assert reason is None
+    else:
+        assert "at most 65,535 documents or rows, not 65,536" in reason

@@ -27,7 +27,8 @@ from anlit import (
     SlidingWindow,
 )
 from anlit.data.batch import batch_from_blocks
-from anlit.nn.kernels import flash, flex
+from anlit.nn import kernels
+from anlit.nn.kernels import flash, flex, launch_limits
 from anlit.training.language_model import LanguageModel
 from tests.nn.attention import test_flash
 from tests.nn.attention.interpreter import use_interpreter
@@ -121,6 +122,19 @@ def test_one_graph_of_flash_serves_all_batches(graphs, monkeypatch) -> None:
     train(model, 4)
 
     assert len(graphs) == 1
+
+
+def test_batches_with_too_many_documents_for_flash_have_a_graph_of_their_own(
+    graphs, monkeypatch
+) -> None:
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    monkeypatch.setattr(kernels, "_cpu_kernels", lambda *_: ("flash", "eager"))
+    monkeypatch.setattr(launch_limits, "MOST_SEQUENCES", 8)
+    model = compiled(GPT)
+
+    train(model, 9)
+
+    assert len(graphs) == 2
 
 
 @torch.no_grad()
