@@ -1,10 +1,22 @@
-"""Rank 0's decisions in training, sent between hosts so that no rank waits for its device."""
+"""Messages between hosts, such as rank 0's decisions, for which no rank waits for its device."""
 
 from functools import partial
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.strategies import Strategy
 from torch import distributed
+
+from anlit.training.lightning_internals import longest_wait
+
+
+def new_host_group(strategy: Strategy) -> distributed.ProcessGroup:
+    """Connect all ranks by gloo. They wait for each other as long as the strategy's setting says.
+
+    gloo's own limit of 30 minutes would end a run during a long save of rank 0 that the user has
+    allowed, and would wait longer for a dead rank than the user has allowed.
+    """
+    return distributed.new_group(timeout=longest_wait(strategy), backend="gloo")
 
 
 def broadcast_on_host(trainer: L.Trainer) -> None:
@@ -15,7 +27,7 @@ def broadcast_on_host(trainer: L.Trainer) -> None:
     device has computed all that is queued.
     """
     if distributed.is_available() and distributed.is_initialized():
-        group = distributed.new_group(backend="gloo")
+        group = new_host_group(trainer.strategy)
         send = partial(_broadcast, group)
         trainer.strategy.broadcast = send  # type: ignore[method-assign]
 

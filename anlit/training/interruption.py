@@ -8,9 +8,11 @@ from types import FrameType
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import distributed
 
 from anlit.signals import ENDING_SIGNALS, handle_signals, restore_handlers
+from anlit.training.host_broadcast import new_host_group
 
 CTRL_C_LIMIT = 3
 """The number of Ctrl-C that ends a run at once, without a new checkpoint."""
@@ -40,12 +42,15 @@ class Interruption:
         self._pending: tuple[torch.Tensor, Any] | None = None
         """The all-reduce of the last step: its tensor, and the handle to wait for."""
 
-    def listen(self) -> None:
-        """Install the handlers; Lightning's SIGTERM handler would end the run without saving."""
+    def listen(self, strategy: Strategy) -> None:
+        """Install the handlers, and connect the ranks of `strategy`.
+
+        Lightning's SIGTERM handler would end the run without saving.
+        """
         self._handlers = handle_signals(self._on_signal, *ENDING_SIGNALS)
         has_ranks = distributed.is_available() and distributed.is_initialized()
         if has_ranks and distributed.get_world_size() > 1:
-            self._group = distributed.new_group(backend="gloo")
+            self._group = new_host_group(strategy)
 
     def restore(self) -> None:
         """Restore the previous handlers, except where Lightning has restored earlier ones."""

@@ -6,6 +6,7 @@ tests/training/test_lightning_internals.py fails. No other module of anlit may u
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -178,6 +179,11 @@ def shift_progress(progress: Any, shift: int) -> None:
 def start_method(strategy: Strategy) -> str:
     """How a strategy starts its ranks: `popen` (new commands), `spawn` or `fork`."""
     return strategy._start_method if isinstance(strategy, DDPStrategy) else "popen"
+
+
+def longest_wait(strategy: Strategy) -> timedelta | None:
+    """How long a strategy's ranks wait for each other; None for the default of PyTorch."""
+    return getattr(strategy, "_timeout", None)
 
 
 def stop_asking_for_sigterm(trainer: L.Trainer) -> None:

@@ -101,7 +101,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.interruption.listen()
+        self.interruption.listen(trainer.strategy)
         collect_log_errors(trainer, self.interruption.note_log_error)
         stop_asking_for_sigterm(trainer)
         for callback in trainer.checkpoint_callbacks:
