@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from anlit.commands.budget import has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
+from anlit.commands.metrics_table import metrics_table
 from anlit.commands.parser import (
     ConfigurationParser,
     explain_constructor_errors,
@@ -53,6 +55,7 @@ from anlit.data.module import TokenShards
 from anlit.errors import PREEMPTED, RUN_FOLDER, DivergenceError, Preempted, RunError, UserError
 from anlit.io.read import read_yaml
 from anlit.nn.models.runtime import flush_denormals, without_matrices
+from anlit.reporting.table import console
 from anlit.reporting.text import echo, lasting_output
 from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
@@ -228,6 +231,25 @@ class FitCommand(ConfigurationParser):
         if self.setting("trainer")[limit] == 0:
             raise UserError(f"trainer.{limit}=0 evaluates nothing: give --trainer.{limit} 1.0")
         self.model.accept_changes = self.setting("accept_changes")
+
+    def validate(self, **arguments: Any) -> None:
+        """Run `Trainer.validate`, and print its metrics. LightningCLI calls this."""
+        self._evaluate(self.trainer.validate, **arguments)
+
+    def test(self, **arguments: Any) -> None:
+        """Run `Trainer.test`, and print its metrics. LightningCLI calls this."""
+        self._evaluate(self.trainer.test, **arguments)
+
+    def _evaluate(
+        self,
+        evaluate: Callable[..., Sequence[Mapping[str, float]]],
+        verbose: bool,
+        **arguments: Any,
+    ) -> None:
+        # Lightning's own table has 16 digits.
+        results = evaluate(verbose=False, **arguments)
+        if verbose and self.trainer.is_global_zero:
+            console().print(metrics_table(results))
 
     def after_fit(self) -> None:
         if self.lock_file is not None:

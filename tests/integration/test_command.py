@@ -152,8 +152,26 @@ def test_validate_reads_a_run_folder(tmp_path: Path, finished: Path, capfd) -> N
     for checkpoint in ([], [f"--ckpt_path={run_dir}"]):  # both are the run's best
         assert main(["validate", config, *checkpoint]) == 0
         captured = capfd.readouterr()
-        assert f"{column(run_dir, 'val/loss')[-1]:.4f}"[:5] in captured.out
+        loss = column(run_dir, "val/loss")[-1]
+        assert f"val/loss        {loss:.6g}\n" in captured.out
+        assert captured.out.count("val/loss") == 1, "Lightning prints no second table"
         assert f"validate: {best}" in captured.out
+
+
+def test_validate_prints_a_table_if_it_may_and_loggers_have_all_digits(
+    tmp_path: Path, finished: Path, capfd
+) -> None:
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]
+
+    assert main(["validate", str(finished), "--verbose=false", *logger]) == 0
+
+    assert "val/loss" not in capfd.readouterr().out
+    (log,) = tmp_path.rglob("metrics.csv")
+    with log.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    loss = column(finished, "val/loss")[-1]
+    assert len(row["val/loss"]) > len(f"{loss:.6g}")
+    assert float(row["val/loss"]) == pytest.approx(loss, rel=1e-12)
 
 
 @pytest.mark.parametrize(

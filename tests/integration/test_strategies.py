@@ -396,7 +396,7 @@ def test_validate_reads_parts_on_one_process(train: TrainWay, capfd) -> None:
     assert main(arguments) == 0
 
     (printed,) = re.findall(r"val/loss\D+([\d.]+)", capfd.readouterr().out)
-    assert float(printed) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-6)
+    assert float(printed) == pytest.approx(column(run_dir, "val/loss")[-1], rel=1e-5)
 
 
 @slow

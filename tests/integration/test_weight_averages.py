@@ -85,8 +85,8 @@ def test_every_reader_gets_the_averages(averaged: Path, tmp_path: Path, capfd) -
     capfd.readouterr()
     config = f"--config={averaged / 'config.yaml'}"
     assert main(["validate", config, "--ckpt_path=last"]) == 0
-    (loss,) = re.findall(r"val/loss +│ +([0-9.]+)", capfd.readouterr().out)
-    assert float(loss) == pytest.approx(column(averaged, "val/loss")[-1], rel=1e-6)
+    (loss,) = re.findall(r"val/loss +([0-9.]+)", capfd.readouterr().out)
+    assert float(loss) == pytest.approx(column(averaged, "val/loss")[-1], rel=1e-5)
 
     assert main(["generate", last, "a", "--max_tokens=2"]) == 0
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from anlit.commands.metrics_table import metrics_table
 from anlit.reporting.text import short_number, three_digits
 
 
@@ -35,3 +36,21 @@ def test_short_numbers_take_the_suffix_of_what_they_round_to(value: float, text:
 )
 def test_large_numbers_with_three_digits_have_no_exponent(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+def test_metrics_of_an_evaluation_have_six_digits_and_a_column_for_each_loader() -> None:
+    first = {
+        "val/loss/dataloader_idx_0": 5.564042448997498,
+        "val/tokens/dataloader_idx_0": 4194304.0,
+    }
+    second = {"val/loss/dataloader_idx_1": -0.1234567891, "val/seconds": 1.0}
+
+    table = metrics_table([first, second])
+
+    assert table.head == ["metric", "loader 0", "loader 1"]
+    assert table.rows == [
+        ["val/loss", "5.56404", "−0.123457"],
+        ["val/seconds", "–", "1"],
+        ["val/tokens", "4,194,304", "–"],
+    ]
+    assert metrics_table([first]).head == ["metric", "value"]
