@@ -64,7 +64,7 @@ MEANING_OF_SD = "± is the standard deviation over seeds."
 
 
 def mean_sd(summary: Summary, digits: int) -> str:
-    """`3.2101 ± 0.0042`.
+    """`3.2101 ± 0.0042`, and `−0.0105 ± 0.0006` below 0.
 
     A page with such cells has `MEANING_OF_SD`, or the same in its own words. One seed has no ±.
     Without a mean it is `of_seeds`, and a mean that is not finite is in words.
@@ -73,7 +73,7 @@ def mean_sd(summary: Summary, digits: int) -> str:
         return of_seeds(summary.values)
     if not math.isfinite(summary.mean):
         return "not finite"
-    mean = f"{summary.mean:,.{digits}f}"
+    mean = minus(f"{summary.mean:,.{digits}f}")
     if summary.sd is None:
         return mean
     return f"{mean} ± {summary.sd:,.{digits}f}"

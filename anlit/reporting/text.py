@@ -157,5 +157,8 @@ def short_number(value: float) -> str:
 
 
 def minus(number: str) -> str:
-    """Return a number with the minus sign of figures, `−0.5`."""
-    return number.replace("-", "−")
+    """Return a number, or a text of numbers, with the minus sign of figures, `−0.5`.
+
+    An exponent keeps its hyphen, as in YAML: `−1e-05`.
+    """
+    return re.sub("(?<!e)-", "−", number)

@@ -119,6 +119,25 @@ def test_a_record_gives_the_same_report_again(
     assert mean_and_deviation(first_loss) in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_a_loss_that_falls_with_the_length_changes_by_a_number_with_a_minus_sign(
+    report: Path, tmp_path: Path
+) -> None:
+    record = read_record(report)
+    for results in record["measurements"]:
+        for result in results:
+            if result["change"] is not None:
+                result["change"]["loss"] = -0.1
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(record))
+
+    main(["lengths", str(changed), f"--output={tmp_path / 'out'}"])
+
+    markdown = (tmp_path / "out" / "lengths.md").read_text()
+    assert "| −0.1000 ± 0.0000 |" in markdown
+    assert "| −0.1000 |" in markdown
+
+
 @pytest.mark.parametrize("content", ["[", '{"settings": 1}'])
 def test_another_json_file_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "other.json"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anlit.commands.metrics_table import metrics_table
-from anlit.reporting.text import short_number, three_digits
+from anlit.reporting.text import minus, short_number, three_digits
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,18 @@ def test_metrics_of_an_evaluation_have_six_digits_and_a_column_for_each_loader()
         ["val/tokens", "4,194,304", "–"],
     ]
     assert metrics_table([first]).head == ["metric", "value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("-0.5", "−0.5"),
+        ("-0.5 (-0.8 … +0.1)", "−0.5 (−0.8 … +0.1)"),
+        ("1e-05", "1e-05"),
+        ("-1e-05", "−1e-05"),
+    ],
+)
+def test_negative_numbers_have_a_minus_sign_and_exponents_a_hyphen(
+    text: str, expected: str
+) -> None:
+    assert minus(text) == expected

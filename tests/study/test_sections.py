@@ -100,8 +100,9 @@ def check_power_law(row: dict[str, str], best_rates: dict[int, float]) -> None:
     low = line.slope - half_width
     high = line.slope + half_width
     assert row["points"] == "3"
-    assert row["exponent b"] == f"{line.slope:.2f}"
-    assert row["95 % interval"] == f"{low:.2f} … {high:.2f}"
+    assert line.slope < 0
+    assert row["exponent b"] == f"−{-line.slope:.2f}"
+    assert row["95 % interval"] == f"−{-low:.2f} … −{-high:.2f}"
 
 
 def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> None:

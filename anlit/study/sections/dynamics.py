@@ -19,6 +19,7 @@ from anlit.reporting.figure import (
     style,
 )
 from anlit.reporting.table import NONE, markdown_table
+from anlit.reporting.text import minus
 from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
 
@@ -173,4 +174,5 @@ def _cell(name: str, metrics: Metrics) -> str:
     if name not in metrics:
         return NONE
     values = list(metrics[name].values())
-    return f"{np.mean(values) if name.startswith('rotation/') else values[-1]:.4g}"
+    value = np.mean(values) if name.startswith("rotation/") else values[-1]
+    return minus(f"{value:.4g}")

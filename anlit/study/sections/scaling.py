@@ -25,6 +25,7 @@ from scipy import optimize, special
 
 from anlit.reporting.figure import COLUMN_WIDTH, legend_below, line_styles, save, style
 from anlit.reporting.table import markdown_table
+from anlit.reporting.text import minus
 from anlit.study.results import StudyResults
 
 Array = NDArray[np.float64]
@@ -271,6 +272,6 @@ def _cells(laws: Array) -> list[str]:
 def _with_interval(values: Array) -> str:
     """`0.340 (0.312 … 0.371)`; only the value if there is a single law."""
     if len(values) == 1:
-        return f"{values[0]:.3f}"
+        return minus(f"{values[0]:.3f}")
     low, high = interval(values)
-    return f"{values[0]:.3f} ({low:.3f} … {high:.3f})"
+    return minus(f"{values[0]:.3f} ({low:.3f} … {high:.3f})")

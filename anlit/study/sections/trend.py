@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from anlit.compare.statistics import MEANING_OF_SD, Interval, Summary, mean_sd, power_law
 from anlit.reporting.figure import COLUMN_WIDTH, DASHES, legend_below, line_styles, save, style
 from anlit.reporting.table import NONE, markdown_table
-from anlit.reporting.text import short_number
+from anlit.reporting.text import minus, short_number
 from anlit.study.results import StudyResults
 from anlit.study.sections.axes import (
     BARS_TITLE,
@@ -89,8 +89,8 @@ def _loss_rows(lines: Lines) -> list[list[str]]:
 def _law_rows(lines: Lines, laws: dict[str, PowerLaw]) -> list[list[str]]:
     rows = []
     for label, (_, (exponent, low, high)) in laws.items():
-        interval = f"{low:.2f} … {high:.2f}" if low < high else NONE
-        rows.append([label, str(len(lines[label])), f"{exponent:.2f}", interval])
+        interval = minus(f"{low:.2f} … {high:.2f}") if low < high else NONE
+        rows.append([label, str(len(lines[label])), minus(f"{exponent:.2f}"), interval])
     return rows
 
 
