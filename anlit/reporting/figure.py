@@ -3,6 +3,9 @@
 With several architectures, the colour shows the architecture, and the marker shows the mechanism if
 there are several. With one architecture, both show the mechanism. Lines that would still be alike
 differ in marker and dashes.
+
+Up to seven lines of a figure have seven colours. Of two lines with one name, the line with the
+shorter label has the name's colour, and the other a colour that no name in the figure has.
 """
 
 import re
@@ -44,6 +47,8 @@ ORANGE = "#E69F00"
 SKY = "#56B4E9"
 SPARE_COLOURS = (GREEN, PURPLE, ORANGE, SKY)
 """Colours of labels without a known name."""
+PALETTE = (*SPARE_COLOURS, INK, RED, BLUE)
+"""All colours of lines. The last three are those of the architectures."""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (8, 2, 1, 2, 1, 2)), (0, (9, 4)))
 COLOUR_MAP = "cividis"
 """Readable with every kind of colour vision and in grey."""
@@ -110,7 +115,23 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
         if look in styles.values():  # more lines of this colour than markers
             look = _unused_look(look, list(styles.values()))
         styles[label] = look
+    if len(styles) <= len(PALETTE):
+        styles = _with_different_colours(styles)
     return {label: styles[label] for label in labels}
+
+
+def _with_different_colours(styles: dict[str, LineStyle]) -> dict[str, LineStyle]:
+    """Give a free colour to each line whose colour an earlier line has."""
+    named_colours = {look.colour for look in styles.values()}
+    free_colours = [colour for colour in PALETTE if colour not in named_colours]
+    taken: set[str] = set()
+    changed_styles = {}
+    for label, look in styles.items():
+        if look.colour in taken:
+            look = look._replace(colour=free_colours.pop(0))
+        taken.add(look.colour)
+        changed_styles[label] = look
+    return changed_styles
 
 
 def _free_marker(marker: str, colour: str, styles: Sequence[LineStyle]) -> str:

@@ -22,7 +22,8 @@ from anlit.reporting.figure import (
     "labels",
     [
         ["anGPT, plain", "GPT+, plain"],
-        ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"],
+        ["GPT+", "nGPT, scale-invariant", "anGPT, plain"],
+        [f"{name}, lr={n}" for name in ARCHITECTURES for n in range(3)],
     ],
 )
 def test_an_architecture_has_the_same_colour_in_every_figure(labels: list[str]) -> None:
@@ -30,6 +31,25 @@ def test_an_architecture_has_the_same_colour_in_every_figure(labels: list[str]) 
         architecture = label.split(",")[0]
         colour, _ = ARCHITECTURES[architecture]
         assert line_style.colour == colour
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [f"anGPT, lr={n}" for n in range(7)],
+        ["GPT+", "GPT+, no QK-norm", "nGPT", "nGPT, norms bounded", "anGPT", "anGPT, gain, lr=1"],
+        ["GPT+, ALiBi", "GPT+, no positions", "GPT+, window", "GPT+, p-RoPE", "GPT+, log bias"],
+        ["first", "second", "third", "fourth", "fifth", "GPT+", "anGPT"],
+    ],
+)
+def test_as_many_lines_as_the_palette_has_colours_differ_in_colour(labels: list[str]) -> None:
+    styles = line_styles(labels)
+
+    colours = {look.colour for look in styles.values()}
+    assert len(colours) == len(labels)
+    for name, (colour, _) in ARCHITECTURES.items():
+        if name in labels:
+            assert styles[name].colour == colour
 
 
 def test_beside_other_architectures_a_mechanism_has_its_marker() -> None:
