@@ -79,8 +79,8 @@ def check_machine(config: Namespace, model: LanguageModel | None, device_type: s
 def try_trainer(parser: ConfigurationParser, config: Namespace) -> None:
     """Make the Trainer of a run and its callbacks, and discard them.
 
-    `anlit fit` makes them anyway. The runs of a study may have another machine, so devices and
-    strategy count on a CPU only.
+    `anlit fit` makes them anyway. A study makes them once for runs with equal settings. Its runs
+    may have another machine, so devices and strategy count on a CPU only.
 
     Raises:
         UserError: The Trainer or a callback refuses a setting.

@@ -8,7 +8,7 @@ the finished runs, as `name: anlit …`.
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anlit.commands import COMMANDS
 from anlit.errors import UserError
@@ -53,6 +53,7 @@ def _check_configurations(study: Study) -> None:
     from anlit.commands.run_checks import check_machine, check_run, try_trainer
 
     tokenizers: dict[str, str] = {}
+    tried_settings: list[Any] = []
     parser: ConfigurationParser | None = None  # takes a second to build, so all runs share it
     for run in _runs_to_check(study):
         arguments = ["fit", *run.options(Path("runs"))]  # nothing is written to this folder
@@ -61,7 +62,11 @@ def _check_configurations(study: Study) -> None:
                 parser = read_command(ConfigurationParser, arguments)
             config = parser.parse_again(arguments)
             model = check_run(parser, config)
-            try_trainer(parser, config)
+            # Once for equal settings, because a constructor of the user's may do more than store.
+            trainer_settings = (config.trainer.as_dict(), config.checkpoint_every_n_steps)
+            if trainer_settings not in tried_settings:
+                try_trainer(parser, config)
+                tried_settings.append(trainer_settings)
             if config.trainer.accelerator == "cpu":  # a GPU may be another machine's
                 check_machine(config, model, "cpu")
             manifest = manifest_of_data(config.data) or {}

@@ -41,6 +41,14 @@ class NeedsPackage(L.Callback):
         raise ModuleNotFoundError("the package nowhere is not installed")
 
 
+class NotesConstruction(L.Callback):
+    """Adds a line to the file `path` in its constructor, as a user's callback may open a record."""
+
+    def __init__(self, path: str, line: str = "made") -> None:
+        with open(path, "a") as file:
+            file.write(line + "\n")
+
+
 class AtBatch(L.Callback):
     """Sends the signal `event` when training batch `batch` (from 0) begins, on a rank or on all.
 

@@ -165,6 +165,33 @@ def test_an_arm_that_cannot_start_is_refused_before_the_first_run_of_a_study(
     assert words in error
 
 
+def test_a_study_makes_the_callbacks_of_runs_with_one_trainer_once(tmp_path: Path) -> None:
+    """Its constructor may have effects. The plan has six runs with two Trainers."""
+    notes = tmp_path / "notes"
+
+    def arm(line: str, tune: dict[str, list[float]]) -> dict[str, Any]:
+        callback = {
+            "class_path": "tests.integration.callbacks.NotesConstruction",
+            "init_args": {"path": str(notes), "line": line},
+        }
+        settings = {
+            "trainer.accelerator": "cpu",
+            "trainer.callbacks": [callback],
+            "data.init_args.path": str(tmp_path / "prepared"),
+        }
+        configs = ["model/gpt.yaml", "data/python.yaml"]
+        return {"configs": configs, "settings": settings, "tune": tune}
+
+    rates = {"model.init_args.optimizer.init_args.lr": [0.001, 0.002, 0.004]}
+    arms = {"first": arm("one", rates), "second": arm("two", rates)}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({"arms": arms, "seeds": [1], "sections": ["tuning"]}))
+
+    assert main(["study", "--config", str(path), "--dry_run"]) == 0
+
+    assert notes.read_text().split() == ["one", "two"]
+
+
 def test_a_study_for_gpus_is_checked_on_a_machine_without(
     tmp_path: Path,
 ) -> None:
