@@ -4,8 +4,8 @@ With several architectures, the colour shows the architecture, and the marker sh
 there are several. With one architecture, both show the mechanism. Lines that would still be alike
 differ in marker and dashes.
 
-Up to seven lines of a figure have seven colours. Of two lines with one name, the line with the
-shorter label has the name's colour, and the other a colour that no name in the figure has.
+Of two lines with one architecture and mechanism, the line with the shorter label has the colour of
+its name, and the other a colour that no name in the figure has. This holds up to seven lines.
 """
 
 import re
@@ -116,20 +116,28 @@ def line_styles(labels: Sequence[str]) -> dict[str, LineStyle]:
             look = _unused_look(look, list(styles.values()))
         styles[label] = look
     if len(styles) <= len(PALETTE):
-        styles = _with_different_colours(styles)
+        shows_mechanism = by_architecture and not has_one_mechanism
+        mechanism_of = dict(zip(labels, mechanisms, strict=True)) if shows_mechanism else {}
+        styles = _with_different_colours(styles, mechanism_of)
     return {label: styles[label] for label in labels}
 
 
-def _with_different_colours(styles: dict[str, LineStyle]) -> dict[str, LineStyle]:
-    """Give a free colour to each line whose colour an earlier line has."""
+def _with_different_colours(
+    styles: dict[str, LineStyle], mechanism_of: dict[str, str | None]
+) -> dict[str, LineStyle]:
+    """Give a free colour to each line whose colour and mechanism an earlier line has.
+
+    `mechanism_of` is empty if no marker shows a mechanism.
+    """
     named_colours = {look.colour for look in styles.values()}
     free_colours = [colour for colour in PALETTE if colour not in named_colours]
-    taken: set[str] = set()
+    taken: set[tuple[str, str]] = set()
     changed_styles = {}
     for label, look in styles.items():
-        if look.colour in taken:
+        meaning = look.colour, mechanism_of.get(label) or "plain"
+        if meaning in taken:
             look = look._replace(colour=free_colours.pop(0))
-        taken.add(look.colour)
+        taken.add(meaning)
         changed_styles[label] = look
     return changed_styles
 

@@ -22,7 +22,8 @@ from anlit.reporting.figure import (
     "labels",
     [
         ["anGPT, plain", "GPT+, plain"],
-        ["GPT+", "nGPT, scale-invariant", "anGPT, plain"],
+        ["GPT+", "nGPT, scale-invariant", "anGPT, plain", "anGPT, LogN, lr=1"],
+        [name + mechanism for name in ARCHITECTURES for mechanism in ("", ", scale-invariant")],
         [f"{name}, lr={n}" for name in ARCHITECTURES for n in range(3)],
     ],
 )

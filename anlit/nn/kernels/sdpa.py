@@ -60,13 +60,14 @@ def batch_limit(
 
     PyTorch's kernel for so many rows (`WITHOUT_LIMIT`) then raises.
     """
-    is_learned = q.requires_grad and tables_are_learned(mechanism)
-    if q.device.type != "cuda" or not (dropout or is_learned):
-        return None
     reason = too_many_sequences(n_rows)
-    if reason is None:
+    if q.device.type != "cuda" or reason is None:
         return None
-    return f"{reason}, with dropout" if dropout else f"{reason}, if m(t) is learned"
+    if dropout:
+        return f"{reason}, with dropout"
+    if q.requires_grad and tables_are_learned(mechanism):
+        return f"{reason}, if m(t) is learned"
+    return None
 
 
 def attend(
