@@ -136,7 +136,8 @@ class FitCommand(ConfigurationParser):
         config.ckpt_path = checkpoint_to_continue(
             config.run_dir, config.ckpt_path, config.checkpoint_every_n_steps
         )
-        if config.initial_weights is not None and config.ckpt_path not in (None, "last"):
+        names_both = config.initial_weights is not None and config.ckpt_path not in (None, "last")
+        if names_both and not branched:  # a branch's configuration is that of a begun run
             both = f"initial_weights={config.initial_weights} and ckpt_path={config.ckpt_path}"
             fix = "give initial_weights to start a run from them, or ckpt_path to continue one"
             raise UserError(f"{both} both name weights: {fix}")
@@ -193,9 +194,8 @@ class FitCommand(ConfigurationParser):
             self._lock_run_folder(run_dir, ckpt_path)
             self._refuse_damaged_checkpoint(run_dir, ckpt_path)
         initial_weights = self.setting("initial_weights")
-        is_continued = self._is_continued()
-        self.model.budget_batch = None if is_continued else self.budget_batch
-        if initial_weights is not None and not is_continued:
+        self.model.budget_batch = None if self._is_continued() else self.budget_batch
+        if self._begins_from_weights():
             load_initial_weights(self.model, initial_weights)
             if self.rate_advice is not None:
                 weights = f"initial_weights={initial_weights} are trained"
@@ -289,9 +289,15 @@ class FitCommand(ConfigurationParser):
 
     def _check_run(self, config: Namespace) -> LanguageModel | None:
         """Return the result of `check_run`. Raises UserError also if first weights are missing."""
-        if config.initial_weights is not None and not self._is_continued():
+        if self._begins_from_weights():
             find_checkpoint(config.initial_weights)
         return check_run(self, config)
+
+    def _begins_from_weights(self) -> bool:
+        """Whether the run reads `--initial_weights`: it continues from no checkpoint."""
+        config = self.config[self.subcommand]
+        is_branch = config.ckpt_path not in (None, "last")
+        return config.initial_weights is not None and not is_branch and not self._is_continued()
 
     def _is_continued(self) -> bool:
         """Whether `--ckpt_path last` finds a checkpoint."""

@@ -184,8 +184,9 @@ TOP_LEVEL = (
         type=bool,
         default=False,
         help="Let `fit` continue from --ckpt_path with another model, class of optimizer or seed "
-        "than its checkpoint's, and `validate` and `test` evaluate another model; weights that do "
-        "not fit are refused all the same.",
+        "than its checkpoint's, or begin from --initial_weights with another tokenizer, and "
+        "`validate` and `test` evaluate another model; weights that do not fit are refused all the "
+        "same.",
     ),
 )
 MODELS = (

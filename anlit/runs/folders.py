@@ -58,6 +58,7 @@ RECORD_SCHEMA = LAUNCH_SCHEMA | {
     "parameters": int,
     "attention": object,
     "averaged_by": str,
+    "begun_from": str,
     "launches": [LAUNCH_SCHEMA],
     "data": {
         "class": str,
@@ -156,6 +157,11 @@ class Run:
     def averaged_by(self) -> str | None:
         """The callback whose averages of the weights were validated. None for the weights alone."""
         return self.record.get("averaged_by")
+
+    @property
+    def begun_from(self) -> str | None:
+        """What tells the weights apart from which runs began. None if it was not recorded."""
+        return self.record.get("begun_from")
 
     @property
     def content_hash(self) -> str | None:

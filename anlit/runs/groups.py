@@ -155,8 +155,9 @@ def _name_of(runs: Sequence[Run]) -> str:
 def learned_settings(run: Run) -> dict[str, Any]:
     """The configuration as dotted keys, without nulls and hidden settings.
 
-    A recorded hash of the data replaces the paths. Initial weights are True, because each seed has
-    its own file. Plain attention that is written out is the same as null.
+    A recorded hash of the data replaces the paths. Each seed may have its own initial weights. So
+    their path becomes `Run.begun_from`, or True if that was not recorded. Plain attention that is
+    written out is the same as null.
     """
     trainer = mapping(run.config.get("trainer"))
     callbacks = learning_callbacks(trainer.get("callbacks"))
@@ -167,6 +168,8 @@ def learned_settings(run: Run) -> dict[str, Any]:
             settings[key] = True
         elif _is_learned(key, run):
             settings[key] = value
+    if run.begun_from:
+        settings["initial_weights"] = run.begun_from
     hashes = {"data.content": run.content_hash, "data.tokenizer": run.tokenizer_hash}
     for key, sha in hashes.items():
         if sha:

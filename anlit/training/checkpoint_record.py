@@ -38,6 +38,7 @@ def write_record(checkpoint: dict[str, Any], model: Any) -> None:
         "data": fingerprint_of(model.data_module),
         "family": model.family,
         "family_length": model.family_length,
+        "begun_from": model.begun_from,
         "run": run_settings(model.trainer),
     }
 
@@ -61,7 +62,13 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
     checkpoint["callbacks"] = states
     model.family = record.get("family")
     model.family_length = record.get("family_length")
-    _refuse_other_tokenizer(record["data"], fingerprint_of(model.data_module))
+    model.begun_from = record.get("begun_from")
+    refuse_other_tokenizer(
+        record["data"],
+        fingerprint_of(model.data_module),
+        source,
+        "set --data.path to the shards that it was trained on",
+    )
     if trainer_of(model) is None:
         return
     if model.trainer.state.fn == "fit":
@@ -71,18 +78,30 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
         _check_for_evaluation(checkpoint, model)
 
 
-def _refuse_other_tokenizer(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
-    """Raise UserError if two fingerprints of data name different tokenizers."""
+def refuse_other_tokenizer(
+    saved: dict[str, Any] | None, current: dict[str, Any] | None, source: str, fix: str
+) -> None:
+    """Raise UserError if two fingerprints of data name different tokenizers.
+
+    Args:
+        saved: The fingerprint of the data that the weights were trained on. None if unknown.
+        current: The fingerprint of the present data. None without data.
+        source: Where the weights come from, the beginning of the message.
+        fix: The end of the message.
+    """
     if not saved or not current or _has_unknown_tokenizer(saved) or _has_unknown_tokenizer(current):
         return
     saved_hash = saved["tokenizer_sha256"]
     current_hash = current["tokenizer_sha256"]
     if saved_hash != current_hash:
         raise UserError(
-            f"the checkpoint in ckpt_path was trained with another tokenizer "
-            f"({_shorten(saved_hash)}) than data.path's shards have ({_shorten(current_hash)}): "
-            "set --data.path to the shards that it was trained on"
+            f"{source} was trained with another tokenizer ({_shorten(saved_hash)}) than "
+            f"{_owner(current)} ({_shorten(current_hash)}): {fix}"
         )
+
+
+def _owner(fingerprint: dict[str, Any]) -> str:
+    return "--data has" if "class" in fingerprint else "data.path's shards have"
 
 
 def _has_unknown_tokenizer(record: dict[str, Any]) -> bool:

@@ -1,21 +1,27 @@
 """`--initial_weights`: a new run begins from the weights of a checkpoint."""
 
+import json
 import logging
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
-from anlit.checkpoints.location import find_checkpoint
+from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
 from anlit.checkpoints.weights import (
     refuse_non_finite,
     refuse_other_architecture,
     refuse_other_shapes,
 )
-from anlit.config.labels import attention_label, class_name, init_args
+from anlit.config.labels import CONFIG, attention_label, class_name, init_args
 from anlit.config.objects import to_plain_values
 from anlit.config.schema import setting_of
 from anlit.errors import UserError
+from anlit.runs.folders import NO_CURVE, Run, read_settings_of_run
+from anlit.runs.groups import learned_settings
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import read_model
 from anlit.training.resume_checks import compare_settings
@@ -40,7 +46,8 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         UserError: The checkpoint is missing, damaged or foreign, or its weights do not fit.
     """
     source = f"initial_weights={path}"
-    content = read_model(find_checkpoint(path))
+    file = find_checkpoint(path)
+    content = read_model(file)
     architecture = content["anlit"]["architecture"]
     refuse_other_architecture(architecture, type(model).__name__, source)
     weights = content["state_dict"]
@@ -57,6 +64,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
         )
         weights = _without_mechanism(weights)
         expected = _without_mechanism(expected)
+    _refuse_other_vocabulary(weights, model.vocab_size, source)
     refuse_other_shapes(weights, expected, source)
     refuse_non_finite(weights, source)
     _log_changes(saved_settings, settings, source)
@@ -66,6 +74,42 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     model.model.begin_from(decoder_weights)
     model.family = content["anlit"].get("family")
     model.family_length = content["anlit"].get("family_length")
+    model.initial_data = content["anlit"].get("data")
+    model.begun_from = identity_of(file, weights)
+
+
+def identity_of(file: Path, weights: dict[str, Tensor]) -> str:
+    """Twelve hexadecimal digits by which `anlit compare` tells first weights apart.
+
+    They are equal for the checkpoints of the same name in runs that differ only in their seeds.
+    A checkpoint outside of a run folder is known by its weights.
+
+    Args:
+        file: The checkpoint or exported model.
+        weights: Its weights, of any shape and dtype.
+    """
+    digest = sha256()
+    run_dir = file.parent.parent
+    if file.parent.name == CHECKPOINTS and (run_dir / CONFIG).exists():
+        run = Run(run_dir, *read_settings_of_run(run_dir), NO_CURVE, None)
+        origin = [file.name, learned_settings(run)]
+        digest.update(json.dumps(origin, sort_keys=True, default=str).encode())
+    else:
+        for name, weight in sorted(weights.items()):
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]
+
+
+def _refuse_other_vocabulary(weights: dict[str, Tensor], vocab_size: int, source: str) -> None:
+    """Raise UserError if the embedding has not `vocab_size` rows."""
+    embedding = weights.get(PREFIX + EMBEDDING)
+    if embedding is not None and len(embedding) != vocab_size:
+        raise UserError(
+            f"{source} has a vocabulary of {len(embedding)} tokens and the model {vocab_size}: "
+            "prepare the data with its tokenizer, --tokenizer RUN/tokenizer.json, or set "
+            f"--model.vocab_size {len(embedding)}"
+        )
 
 
 def _refuse_untied(weights: dict[str, Tensor], source: str) -> None:

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from anlit.config.batch_ramp import ramp_of
 from anlit.config.objects import made_real
 from anlit.config.value_checks import check_precision, check_ranges
-from anlit.data.attributes import bytes_per_token_of, check_fits_model, name_of
+from anlit.data.attributes import bytes_per_token_of, check_fits_model, fingerprint_of, name_of
 from anlit.data.batch import Batch
 from anlit.data.batch_forms import as_batch
 from anlit.data.module import TokenShards
@@ -34,7 +34,7 @@ from anlit.nn.layers.sharded import full_tensor, total_norm
 from anlit.nn.mechanisms.warm_start import grow, warm_starts
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.runtime import allow_compiled_kernels, repays_compiled_blocks
-from anlit.training.checkpoint_record import load_record, write_record
+from anlit.training.checkpoint_record import load_record, refuse_other_tokenizer, write_record
 from anlit.training.data_messages import data_messages, refuse_other_batch
 from anlit.training.lightning_internals import (
     HostBatches,
@@ -59,6 +59,11 @@ from anlit.training.weight_averages import keep_averages
 
 NO_TARGET_FIX = "give longer documents, or set data.score_first_token: true"
 """The fix in errors about data without a token that counts in the loss."""
+OTHER_TOKENS = (
+    "prepare the data with its tokenizer, --tokenizer RUN/tokenizer.json, or give "
+    "--accept_changes true to learn the meaning of each token again"
+)
+"""The fix where the data of a new run have another tokenizer than its first weights."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +82,11 @@ class LanguageModel(HostBatches):
     """The context length of that checkpoint."""
     text_folder: Path | None = None
     """The folder with the tokenizer of the checkpoint that a new run's weights come from."""
+    begun_from: str | None = None
+    """`initial_weights.identity_of` the weights that the run began from. None if it drew them."""
+    initial_data: dict[str, Any] | None = None
+    """The fingerprint of the data that those weights were trained on, in the launch that reads
+    them."""
     is_continued = False
     """Whether the run continues from a checkpoint."""
     begins_new_optimizer = False
@@ -135,8 +145,12 @@ class LanguageModel(HostBatches):
         return []
 
     def setup(self, stage: str) -> None:
-        """Raise UserError if the data name sizes that do not fit the model."""
+        """Raise UserError if the data do not fit the model, or have another tokenizer."""
         check_fits_model(self.data_module, self, trains=stage == "fit")
+        if not self.accept_changes:
+            refuse_other_tokenizer(
+                self.initial_data, fingerprint_of(self.data_module), "initial_weights", OTHER_TOKENS
+            )
 
     def on_host_batch(self, batch: Any) -> Batch:
         """Return the `Batch` of a batch in any form of `as_batch`.

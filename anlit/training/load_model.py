@@ -33,6 +33,7 @@ RECORD = {
     "data": {"tokenizer_sha256": str, "vocab_size": int, "class": str},
     "family": str,
     "family_length": int,
+    "begun_from": str,
 }
 """The types of the entries in a checkpoint's `anlit`, as a schema of `anlit.io.read`."""
 

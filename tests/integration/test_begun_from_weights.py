@@ -1,5 +1,6 @@
 """Runs that start from a trained model, with another attention or on another task."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,59 @@ def test_a_model_that_is_drawn_late_begins_from_the_weights(
             assert weights.pop(name).tolist() == pytest.approx([0.4, 0.4])
     expected = dict(last_checkpoint(plain)["state_dict"])
     assert_identical(expected, weights, "weights")
+
+
+def counted_seeds(runs: list[Path], output: Path) -> list[int]:
+    """The numbers of seeds in the rows of `anlit compare`, sorted."""
+    assert main(["compare", *map(str, runs), f"--output={output}"]) == 0
+    comparison = json.loads((output / "convergence.json").read_text())
+    return sorted(len(group["seeds"]) for group in comparison["groups"])
+
+
+def test_runs_from_the_weights_of_other_configurations_are_another_arm(
+    shards: Path, tmp_path: Path, trained: Train
+) -> None:
+    """Runs from weights that differ in seeds are one arm; also after an anneal of each run."""
+    short = ("--trainer.max_steps=2", "--trainer.val_check_interval=2")
+    bases = {
+        "slow-1": trained(*short, model="GPT"),
+        "slow-2": trained(*short, "--seed_everything=2", model="GPT"),
+        "fast-1": trained(*short, "--model.optimizer.lr=0.03", model="GPT"),
+    }
+    tuned = []
+    annealed = []
+    for name, base in bases.items():
+        tuned.append(tmp_path / f"tuned-{name}")
+        annealed.append(tmp_path / f"annealed-{name}")
+        seed = f"--seed_everything={name[-1]}"
+        begun = (*short, seed, f"--initial_weights={base}", "--model.optimizer.lr=0.002")
+        assert main(fit_arguments(shards, tuned[-1], *begun, model="GPT")) == 0
+        branch = ("--anneal=0.5", f"--ckpt_path={tuned[-1]}", f"--run_dir={annealed[-1]}")
+        assert main(["fit", f"--config={tuned[-1]}/config.yaml", *branch]) == 0
+
+    assert counted_seeds(tuned, tmp_path / "a") == [1, 2]
+    assert counted_seeds(annealed, tmp_path / "b") == [1, 2]
+
+
+def test_weights_with_another_tokenizer_are_refused(
+    shards: Path, tmp_path: Path, trained: Train, refusal
+) -> None:
+    """A vocabulary of the same size has other tokens. A run from them would only look trained."""
+    base = trained(*SHORT, model="GPT")
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number in range(40):
+        (source / f"{number}.txt").write_text(f"{number} zebras ran into the fog. " * 40)
+    other = tmp_path / "other"
+    prepare = ("--vocab_size=320", f"--output={other}", f"--source={source}")
+    assert main(["prepare", "TextFiles", *prepare]) == 0
+    begun = (*SHORT, f"--initial_weights={base}")
+    arguments = fit_arguments(other, tmp_path / "tuned", *begun, model="GPT")
+
+    error = refusal(*arguments)
+
+    assert "initial_weights was trained with another tokenizer" in error
+    assert "--tokenizer RUN/tokenizer.json" in error
+    assert main([*arguments, "--accept_changes=true"]) == 0
+    wider = ("--model.vocab_size=384", f"--run_dir={tmp_path / 'wider'}")
+    assert "has a vocabulary of 320 tokens and the model 384" in refusal(*arguments, *wider)

@@ -91,6 +91,8 @@ class RunRecord(L.Callback):
             "parameters": pl_module.model.n_parameters(),
             "attention": None,  # a list after the first batch, empty for a decoder without it
         }
+        if pl_module.begun_from is not None:
+            self.record["begun_from"] = pl_module.begun_from
         averages = averages_of(trainer)
         if averages is not None:
             self.record["averaged_by"] = averages.name
