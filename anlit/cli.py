@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 from contextlib import nullcontext, suppress
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 import anlit
@@ -22,6 +23,7 @@ from anlit.errors import (
     RUN_FOLDER,
     Preempted,
     UserError,
+    disk_error,
     report_unforeseen,
     tokenizer_panics_as_errors,
 )
@@ -62,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     RUN_FOLDER.set("")
     sys.stdout = sys.stdout or _open_null_device()  # a shell's `>&-` has closed it
     sys.stderr = sys.stderr or _open_null_device()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a locale may lack ±, √ and names
     arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
@@ -79,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
-        return _fail(report_unforeseen(error), 1)
+        return _fail(str(disk_error(error) or report_unforeseen(error)), 1)
 
 
 def _run(command: str, *arguments: str) -> int:

@@ -1,6 +1,8 @@
 """Errors that a user can correct, and reports of unforeseen errors."""
 
+import errno
 import os
+import re
 import sys
 import tempfile
 import textwrap
@@ -24,6 +26,12 @@ It is not an `Exception`, and no module exports it.
 
 OUT_OF_MEMORY_MARKS = ("out of memory", "can't allocate memory", "_status_alloc_failed")
 """In small letters, what the messages of RuntimeErrors have where memory does not suffice."""
+FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Codes of the operating system for a full disk, a full quota and a file at its size limit."""
+REFUSED_CODES = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Codes of the operating system for a read-only disk and for missing rights."""
+CODE_IN_TEXT = re.compile(r"\(os error (\d+)\)")
+"""The code in the message of a library in Rust, such as safetensors."""
 PREEMPTED = 75
 """Exit code of a run that has to be started again, EX_TEMPFAIL of sysexits.h."""
 INTERRUPTED = 130
@@ -100,6 +108,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     has_mark = any(mark in text for mark in OUT_OF_MEMORY_MARKS)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_mark)
+
+
+def disk_error(error: BaseException) -> RunError | None:
+    """Return the sentence for a disk that is full or refuses a file; None for another error."""
+    for link in error_chain(error):
+        code = getattr(link, "errno", None)
+        code_in_text = CODE_IN_TEXT.search(str(link))
+        if code is None and code_in_text:
+            code = int(code_in_text[1])
+        path = getattr(link, "filename", None)
+        if code in FULL_DISK_CODES:
+            cause = f"{path or 'a file'} cannot be written ({os.strerror(code)})"
+            return RunError(f"{cause}: make room, then repeat the command")
+        if code in REFUSED_CODES and path:
+            fix = "give a path that you may read and write"
+            return RunError(f"{path} cannot be opened ({os.strerror(code)}): {fix}")
+    return None
 
 
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:

@@ -1,6 +1,5 @@
 """Turns an error of the machine that ends a training run into one sentence."""
 
-import errno
 import re
 import threading
 from collections.abc import Iterator
@@ -8,10 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from anlit.checkpoints.writing import first_cause
-from anlit.errors import RUN_FOLDER, RunError, UserError, error_chain, is_out_of_memory
+from anlit.errors import (
+    FULL_DISK_CODES,
+    RUN_FOLDER,
+    RunError,
+    UserError,
+    error_chain,
+    is_out_of_memory,
+)
 
-FULL_DISK_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Codes of the operating system for a full disk, a full quota and a file at its size limit."""
 CONTINUE = "then continue with --ckpt_path last"
 NO_COMPILER = re.compile(
     r"Failed to find C compiler|Command '\['\S+', '\S+\.c'.*?non-zero exit status"

@@ -4,8 +4,11 @@ import csv
 import errno
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -14,6 +17,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -22,6 +26,7 @@ from anlit.commands import fit
 from anlit.commands.failures import run_error
 from anlit.training import run_folder
 from tests.integration.conftest import (
+    TINY,
     Train,
     assert_same_training_state,
     callback,
@@ -285,3 +290,60 @@ def test_a_run_folder_whose_name_is_not_utf_8_is_refused(
     run_dir = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     assert "is not valid UTF-8" in refusal(*fit_arguments(shards, Path(run_dir)))
     assert not Path(run_dir).exists()
+
+
+def fill_disk() -> None:
+    """Let no file grow, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+STUDY = """
+seeds: [1]
+sections: [convergence]
+shared: {configs: [shared.yaml]}
+arms: {gpt: {title: GPT+}, angpt: {title: anGPT, settings: {model.class_path: anlit.AnGPT}}}
+baseline: gpt
+"""
+
+
+@pytest.mark.parametrize("command", ["export", "study"])
+def test_a_full_disk_ends_each_command_with_a_sentence(
+    command: str, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    (tmp_path / "shared.yaml").write_text(yaml.safe_dump(TINY | {"run_dir": None}))
+    arguments = {
+        "export": ["export", str(finished), "--output=exported"],
+        "study": ["study", "--config=study.yaml", "--output=study"],
+    }
+
+    result = subprocess.run(
+        [sys.executable, "-m", "anlit", *arguments[command]],
+        cwd=tmp_path,
+        preexec_fn=fill_disk,
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 1
+    assert "unforeseen" not in result.stderr
+    assert "cannot be written (File too large): make room, then repeat the command" in result.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_characters_gets_a_table(
+    encoding: str, finished: Path, tmp_path: Path
+) -> None:
+    """anlit prints –, ± and √, and the names that users give."""
+    for name in ("breit", "τ"):
+        shutil.copytree(finished, tmp_path / name)
+
+    result = subprocess.run(
+        [sys.executable, "-m", "anlit", "runs", str(tmp_path)],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+
+    assert result.returncode == 0
+    assert b"breit" in result.stdout
+    assert b"\\u03c4" in result.stdout
