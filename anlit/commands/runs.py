@@ -35,7 +35,7 @@ def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit runs",
         description="Lists all runs below a folder: how far each is, its losses, its speed, "
-        "and the settings that differ from the first run's.",
+        "and the settings that differ from the value that most runs have.",
         epilog="Example: anlit runs runs/sweep --sort val_loss",
     )
     add = parser.add_argument

@@ -6,6 +6,7 @@ Only the end of metrics.csv is read, so a folder of a thousand long runs takes s
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -50,7 +51,7 @@ class Overview:
         rate: The learning rate of the last logged step, not the peak.
         tokens_per_second: The last logged speed.
         age: Seconds since the run last wrote its metrics, or without them its record.
-        changes: Settings that differ from the first run's, as `name=value`.
+        changes: Settings that differ from their `common_settings`, as `name=value`.
         fault: Why its metrics cannot be read. They are None then.
     """
 
@@ -89,7 +90,8 @@ def read_overviews(folders: Sequence[Path], tags: Sequence[str] = ()) -> list[Ov
     if not runs:
         raise _no_such_tag(all_runs, tags)
     settings = [settings_of(run) for run in runs]
-    changed = [differing_keys(settings[0], run_settings) for run_settings in settings]
+    common = common_settings(settings)
+    changed = [differing_keys(common, run_settings) for run_settings in settings]
     names = short_names(sorted(set().union(*changed)))
     overviews = []
     for run, run_settings, keys in zip(runs, settings, changed, strict=True):
@@ -112,6 +114,18 @@ def _no_such_tag(runs: Sequence[Run], tags: Sequence[str]) -> UserError:
 def settings_of(run: Run) -> dict[str, Any]:
     """Return what the run learns from, by dotted key, with its seed."""
     return learned_settings(run) | {SEED: run.seed}
+
+
+def common_settings(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the most frequent value of each setting; of equally frequent ones the first run's."""
+    keys: dict[str, None] = {}  # in their order
+    for run_settings in settings:
+        keys |= dict.fromkeys(run_settings)
+    common = {}
+    for key in keys:
+        values = [run_settings.get(key) for run_settings in settings]
+        common[key] = Counter(values).most_common(1)[0][0]
+    return common
 
 
 def differing_keys(first: dict[str, Any], second: dict[str, Any]) -> list[str]:

@@ -90,6 +90,23 @@ def test_changes_are_those_against_the_first_run(make_run, capsys) -> None:
     assert set(overview["changes"]) == {"lr=0.004", "seed_everything=2"}
 
 
+def test_one_odd_run_with_an_early_name_is_no_reference_for_the_others(make_run, capsys) -> None:
+    rate = "model.init_args.optimizer.init_args.lr"
+    odd = make_run("a", settings={"trainer.max_steps": 7, rate: 0.1})
+    for seed in (1, 2):
+        make_run(f"b{seed}", seed=seed)
+    make_run("c", settings={rate: 0.004})
+
+    changes = {run["name"]: set(run["changes"]) for run in overviews(odd.parent, capsys)}
+
+    assert changes == {
+        "a": {"max_steps=7", "lr=0.1"},
+        "b1": set(),
+        "b2": {"seed_everything=2"},
+        "c": {"lr=0.004"},
+    }
+
+
 def test_a_run_without_metrics_is_listed(make_run, capsys) -> None:
     run = make_run("a")
     (run / "metrics.csv").unlink()
