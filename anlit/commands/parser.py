@@ -35,6 +35,7 @@ from anlit.config.error_messages import (
 from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
 from anlit.data.checks import padded_vocabulary
+from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards  # noqa: F401  (`--data TokenShards` finds imported classes)
 from anlit.data.storage.manifest import MANIFEST, read_manifest
 from anlit.errors import UserError, find_cause
@@ -216,10 +217,13 @@ def _make_strategy_explicit(config: Namespace) -> None:
 
 def manifest_of_data(data: Any) -> dict[str, Any] | None:
     """Return the manifest of the configured data; None if they are not prepared on this machine."""
-    folder = data.get("init_args.path")
     folders_of_mixture = data.get("init_args.paths")
     if folders_of_mixture:
-        folder = next(iter(folders_of_mixture.values()))  # all of them have one tokenizer
+        mixture = Mixture(dict(folders_of_mixture))
+        if all(Path(folder, MANIFEST).is_file() for folder in mixture.folders):
+            return mixture.manifest
+        return None
+    folder = data.get("init_args.path")
     if folder and Path(folder, MANIFEST).is_file():
         return read_manifest(folder)
     return None

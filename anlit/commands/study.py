@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     output = Path(options.output or f"runs/{study.label}")
     _refuse_other_study(study, output)
     if not options.report_only:
-        check_study(study)
+        check_study(study, output)
     if options.dry_run:
         echo(_overview(study, output, options))
         return 0

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anlit.commands import COMMANDS
+from anlit.config.labels import mapping
 from anlit.errors import UserError
+from anlit.io.read import read_json
+from anlit.runs.folders import RECORD, RECORD_SCHEMA
 from anlit.study.anneal import SCHEDULE, Annealing
 from anlit.study.grid import GridPoint
 from anlit.study.plan import PlannedRun, Study
@@ -21,14 +24,17 @@ if TYPE_CHECKING:
     from anlit.training.optim.schedule import Schedule
 
 
-def check_study(study: Study) -> None:
-    """Raise UserError if a run of the study or its report could not succeed."""
+def check_study(study: Study, output: Path) -> None:
+    """Raise UserError if a run of the study or its report could not succeed.
+
+    Runs in the folder `output` belong to the study, so they must have been trained on its data.
+    """
     # Here, because it imports matplotlib, which takes a second.
     from anlit.study.sections.registry import check_sections
 
     check_sections(study)
     _check_after_commands(study)
-    _check_configurations(study)
+    _check_configurations(study, output)
 
 
 def _check_after_commands(study: Study) -> None:
@@ -46,8 +52,8 @@ def _check_after_commands(study: Study) -> None:
             raise UserError(f"{entry} of anlit's: {fix}")
 
 
-def _check_configurations(study: Study) -> None:
-    """Raise UserError if the configuration of a run is wrong."""
+def _check_configurations(study: Study, output: Path) -> None:
+    """Raise UserError if the configuration of a run is wrong, or its data were replaced."""
     # Here, because it imports torch, which takes seconds.
     from anlit.commands.parser import ConfigurationParser, manifest_of_data, read_command
     from anlit.commands.run_checks import check_machine, check_run, try_trainer
@@ -71,6 +77,7 @@ def _check_configurations(study: Study) -> None:
                 check_machine(config, model, "cpu")
             manifest = manifest_of_data(config.data) or {}
             tokenizers[run.arm.name] = manifest.get("tokenizer_sha256") or ""
+            _refuse_replaced_data(study, run, output, manifest.get("content_sha256"))
             if study.annealing is not None and model is not None:
                 _check_stable_rate(model.schedule, study.annealing)
         except UserError as error:
@@ -79,6 +86,31 @@ def _check_configurations(study: Study) -> None:
     if parser is not None:
         _check_whole_numbers(study, parser)
     _check_tokenizers(study, tokenizers)
+
+
+def _refuse_replaced_data(
+    study: Study, run: PlannedRun, output: Path, content_sha256: str | None
+) -> None:
+    """Raise UserError if a run of the same arm and point was trained on other text.
+
+    Args:
+        study: The study.
+        run: The run whose data were found.
+        output: The study's folder.
+        content_sha256: The hash of the data that `run` would read. None if they are not prepared.
+    """
+    for seed in (run.seed, *study.seeds, *study.tuning_seeds):
+        if any(key.startswith("data.") and "path" in key for key in seed.settings):
+            continue  # each seed has a corpus of its own
+        folder = output / PlannedRun(run.arm, run.point, seed).name
+        record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+        trained_on = mapping(record.get("data")).get("content_sha256")
+        if content_sha256 and trained_on and trained_on != content_sha256:
+            raise UserError(
+                f"{folder} was trained on other data (content {trained_on[:12]}) than "
+                f"{record['data'].get('path', 'the folder')} has now ({content_sha256[:12]}): "
+                "prepare the data as they were, or give another --output"
+            )
 
 
 def _check_tokenizers(study: Study, tokenizers: Mapping[str, str]) -> None:

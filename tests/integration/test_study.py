@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anlit.cli import main
 from anlit.study.launch import LOCK
 from tests.data.processes import wait_for
-from tests.integration.conftest import VOCABULARY
+from tests.integration.conftest import TINY, VOCABULARY
 from tests.integration.run_files import record_of
 
 MODEL = {"vocab_size": VOCABULARY, "context_length": 32, "n_layers": 1, "n_heads": 2, "d_model": 32}
@@ -90,3 +92,46 @@ def test_a_killed_study_goes_on_where_it_was_and_reports_the_same(
     assert set() < continued <= started
     assert results(out) == undisturbed
     assert len(undisturbed[2][0]["losses"]) == 2
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_a_study_does_not_go_on_with_other_data_in_the_same_folder(
+    tmp_path: Path, monkeypatch, refusal, is_mixture: bool
+) -> None:
+    """Means over seeds would be of two corpora."""
+    monkeypatch.chdir(tmp_path)
+    data = {"class_path": "anlit.TokenShards", "init_args": {"path": "corpus"}}
+    if is_mixture:
+        data = {"class_path": "anlit.Mixture", "init_args": {"paths": {"text": "corpus"}}}
+    shared = TINY | {"data": data, "run_dir": None}
+    study = {
+        "arms": {"gpt": {}},
+        "baseline": "gpt",
+        "seeds": [1],
+        "shared": {"configs": ["c.yaml"]},
+    }
+    Path("c.yaml").write_text(yaml.safe_dump(shared))
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    tokenizer = prepare_words("corpus", "the fox and the hound", "--vocab_size=300")
+    command = ("study", "--config=study.yaml", "--output=out")
+    assert main([*command]) == 0
+    shutil.rmtree("corpus")
+    prepare_words("corpus", "a storm over the sea", f"--tokenizer={tokenizer}")
+    Path("study.yaml").write_text(yaml.safe_dump(study | {"seeds": [1, 2]}))
+
+    error = refusal(*command)
+
+    assert "was trained on other data" in error
+    assert "give another --output" in error
+    assert main([*command, "--report_only"]) == 1, "the second seed is missing, no error"
+
+
+def prepare_words(folder: str, sentence: str, *options: str) -> str:
+    """Prepare documents of a sentence; return a copy of their tokenizer."""
+    texts = Path(f"{sentence} texts")
+    texts.mkdir()
+    for number in range(20):
+        (texts / f"{number}.txt").write_text(f"{number} {sentence}. " * 20)
+    arguments = ["--source", str(texts), "--output", folder, *options]
+    assert main(["prepare", "TextFiles", *arguments]) == 0
+    return str(shutil.copy(Path(folder) / "tokenizer.json", f"{sentence}.json"))
