@@ -28,7 +28,10 @@ def set_rate_by_width(model: Namespace) -> None:
 
 
 def advice_on_default_rate(model: Namespace) -> str | None:
-    """Return advice if `model.optimizer.lr` is a default, which is for new weights; else None."""
+    """Return advice if `model.optimizer.lr` is a default, which is for new weights; else None.
+
+    The configuration does not tell whether the user gave this number too.
+    """
     optimizer = model.init_args.get("optimizer")
     if optimizer is None:
         return None
@@ -38,8 +41,8 @@ def advice_on_default_rate(model: Namespace) -> str | None:
     if rate is None:
         source = "null, which follows the model's width"
     elif parameter is not None and rate == parameter.default:
-        source = f"{rate:g}, the default"
+        source = f"{rate:g}, which is also the default of {optimizer_class.__name__}"
     else:
         return None
-    fix = "set a lower one, such as --model.optimizer.lr 3e-5"
+    fix = "unless you chose it, set a lower one, such as --model.optimizer.lr 3e-5"
     return f"model.optimizer.lr is {source}, a rate for new weights: {fix}"

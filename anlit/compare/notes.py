@@ -142,6 +142,8 @@ def _notes_within(group: Group) -> Iterator[str]:
     if len(contents) > 1:
         names = " and ".join(contents)
         yield f"{group.label}: its runs were trained on DIFFERENT DATA, content {names}."
+    if len({run.begun_from for run in group.counted}) > 1:
+        yield f"{group.label}: its runs began from the weights of DIFFERENT CONFIGURATIONS."
     seeds = Counter(run.seed for run in group.counted)
     repeated = ", ".join(str(seed) for seed, count in seeds.items() if count > 1)
     if repeated:

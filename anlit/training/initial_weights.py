@@ -97,7 +97,9 @@ def identity_of(file: Path, weights: dict[str, Tensor]) -> str:
     else:
         for name, weight in sorted(weights.items()):
             digest.update(name.encode())
-            digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(
+                weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()[:12]
 
 

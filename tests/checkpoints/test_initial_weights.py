@@ -1,6 +1,7 @@
 """A run begins from the weights of another run; weights that do not fit are refused."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,23 @@ def test_the_same_mechanism_takes_its_learned_weights(learned: Path) -> None:
     name = "model.blocks.1.attention.mechanism.strength.value"
     assert torch.equal(strength_of(model), saved[name])
     assert strength_of(model).tolist() == pytest.approx([7.0, 7.0], abs=0.1)
+
+
+def test_a_checkpoint_outside_of_a_run_is_known_by_its_weights(learned: Path, tmp_path) -> None:
+    content = torch.load(learned, weights_only=True)
+    copied = shutil.copy(learned, tmp_path / "copy.ckpt")
+    content["state_dict"]["model.head.weight"][0, 0] += 1
+    torch.save(content, tmp_path / "other.ckpt")
+    identities = []
+    for path in (learned, copied, tmp_path / "other.ckpt"):
+        model = tiny(GPT, attention=LogN())
+        load_initial_weights(model, str(path))
+        identities.append(model.begun_from)
+
+    original, identity_of_copy, identity_of_other = identities
+
+    assert original == identity_of_copy
+    assert original != identity_of_other
 
 
 def test_another_mechanism_keeps_its_initial_weights(learned: Path) -> None:

@@ -295,7 +295,7 @@ def test_a_run_from_chat_weights_is_a_chat_model_too(
     (first,) = generate_records(capsys, weights, *chat)
 
     run = train_on(tmp_path / "first", weights, weights / "tokenizer.json")
-    warning = "model.optimizer.lr is 0.001, the default, a rate for new weights"
+    warning = "lr is 0.001, which is also the default of AdamW, a rate for new weights"
     assert warning in capsys.readouterr().out
     (record,) = generate_records(capsys, run, *chat)
     assert record["prompt_tokens"] == first["prompt_tokens"]

@@ -218,10 +218,13 @@ def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Stu
     for path in output.glob("*seed=1*/run.json"):
         record = json.loads(path.read_text())
         assert record["restored_from"] == "record/report.json"
-        write_json(path, record | {"data": {"content_sha256": "c1"}})
+        other = {"data": {"content_sha256": "c1"}, "begun_from": "0123456789ab"}
+        write_json(path, record | other)
     finish(start("--report_only"))
     note = "anGPT: its runs were trained on DIFFERENT DATA, content c0 and c1."
-    assert note in "\n".join(report_lines(output))
+    report = "\n".join(report_lines(output))
+    assert note in report
+    assert "anGPT: its runs began from the weights of DIFFERENT CONFIGURATIONS." in report
 
 
 def restorable(name: str, **model: Any) -> Run:
