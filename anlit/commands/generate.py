@@ -10,7 +10,13 @@ from anlit.commands.garbage_collection import collector_paused
 from anlit.commands.score import add_model_options
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import UserError
-from anlit.evaluation.documents import AS_UTF8, SURROGATE, read_documents
+from anlit.evaluation.documents import (
+    AS_UTF8,
+    STANDARD_INPUT,
+    SURROGATE,
+    read_documents,
+    read_standard_input,
+)
 from anlit.reporting.text import echo, json_line
 
 
@@ -187,10 +193,10 @@ def read_prompts(texts: Sequence[str], file: str | None, are_chats: bool = False
     Raises UserError if there is no prompt, a prompt is not UTF-8, or the file is damaged.
     """
     prompts = list(texts)
-    if file not in (None, "-"):
+    if file not in (None, STANDARD_INPUT):
         prompts += [prompt for prompt, _ in read_documents([file], "prompt", are_chats)]
-    elif file == "-" or (not prompts and not sys.stdin.isatty()):
-        prompts.append(_read_standard_input())
+    elif file == STANDARD_INPUT or (not prompts and not sys.stdin.isatty()):
+        prompts.append(read_standard_input())
     if not prompts:
         fix = "give one as an argument, with --prompts FILE or on standard input"
         raise UserError(f"there is no prompt: {fix}")
@@ -198,10 +204,3 @@ def read_prompts(texts: Sequence[str], file: str | None, are_chats: bool = False
         if SURROGATE.search(prompt):
             raise UserError(f"prompt {number} is not UTF-8: {AS_UTF8}")
     return prompts
-
-
-def _read_standard_input() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8 ({error}): {AS_UTF8}") from error

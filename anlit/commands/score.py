@@ -85,7 +85,7 @@ def parser() -> ToolParser:
         "files",
         nargs="+",
         metavar="FILE",
-        help="text (one document), .json or .jsonl of lines, .parquet",
+        help="text (one document), .json or .jsonl of lines, .parquet, or - for stdin",
     )
     add(
         "--output", required=True, metavar="FILE", help="the table to write, such as scores.parquet"

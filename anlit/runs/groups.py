@@ -14,7 +14,7 @@ from anlit.config.schema import PATHS, setting_of
 from anlit.errors import UserError
 from anlit.runs.callbacks import learning_callbacks
 from anlit.runs.folders import Curve, Run
-from anlit.runs.labels import common_name, unique_labels
+from anlit.runs.labels import NULL_VALUES, common_name, unique_labels
 from anlit.runs.measure import NATS_PER_TOKEN, Measure
 
 ATTENTION = "model.init_args.attention"
@@ -157,7 +157,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
 
     A recorded hash of the data replaces the paths. Each seed may have its own initial weights. So
     their path becomes `Run.begun_from`, or True if that was not recorded. Plain attention that is
-    written out is the same as null.
+    written out is the same as null, and so are `NULL_VALUES`.
     """
     trainer = mapping(run.config.get("trainer"))
     callbacks = learning_callbacks(trainer.get("callbacks"))
@@ -166,7 +166,7 @@ def learned_settings(run: Run) -> dict[str, Any]:
     for key, value in flatten(config):
         if key == "initial_weights":
             settings[key] = True
-        elif _is_learned(key, run):
+        elif _is_learned(key, value, run):
             settings[key] = value
     if run.begun_from:
         settings["initial_weights"] = run.begun_from
@@ -186,9 +186,11 @@ def callbacks_of(group: Group) -> list[str]:
     return names
 
 
-def _is_learned(key: str, run: Run) -> bool:
+def _is_learned(key: str, value: Any, run: Run) -> bool:
     """Whether a setting belongs to the configuration of a run."""
     if run.attention == "plain" and f"{key}.".startswith(f"{ATTENTION}."):
+        return False
+    if str(value) == NULL_VALUES.get(key):
         return False
     setting = setting_of(key)
     is_data_path = setting.role is PATHS and key.startswith("data.")

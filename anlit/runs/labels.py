@@ -21,6 +21,8 @@ WORDS = re.compile(rf"[^{SEPARATORS}]+|[{SEPARATORS}]+")
 """A word of a name, or what is between two words."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
 """Classes whose names in labels differ from the class name."""
+NULL_VALUES = {"trainer.precision": "32-true"}
+"""What null stands for in settings that Lightning decides."""
 
 
 def unique_labels(
@@ -189,6 +191,8 @@ def show(settings: dict[str, Any], key: str) -> str:
     if _is_class(value):
         name = value.rsplit(".", 1)[-1]
         return SPELLED.get(name, name)
+    if value is None and key in NULL_VALUES:
+        return NULL_VALUES[key]
     if value is None:  # the null rate of model/*.yaml follows from the width
         return "default" if ".init_args." in key else "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

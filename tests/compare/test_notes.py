@@ -28,7 +28,9 @@ def notes_on(baseline, run, folder):
 
 @pytest.mark.usefixtures("no_plot")
 def test_a_fair_comparison_has_no_note(make_run, tmp_path):
-    notes = notes_on(make_run("a"), make_run("fair", model=NGPT), tmp_path / "o")
+    run = make_run("fair", model=NGPT, settings={"trainer.precision": "32-true"})
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
 
     assert notes == (NOT_MEASURED,)
 
@@ -80,6 +82,7 @@ def test_only_a_run_that_had_the_loss_can_end_above_it(make_run, tmp_path, losse
         ("trainer.val_check_interval", 50, "validated differently: val_check_interval is 50"),
         ("trainer.check_val_every_n_epoch", 2, "validated differently: check_val_every_n_epoch"),
         ("trainer.gradient_clip_val", 0.5, "trained differently: gradient_clip_val is 0.5"),
+        ("trainer.precision", "bf16-true", "precision is bf16-true, the baseline 32-true."),
         ("initial_weights", "a.ckpt", "trained differently: initial_weights is True, the baseline"),
         (
             "trainer.callbacks",

@@ -1,5 +1,6 @@
 """`anlit score`: log-likelihoods are equal to passes over single windows; the table."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -225,6 +226,20 @@ def test_a_record_without_a_text_is_named_and_no_table_written(
 
     assert 'text.jsonl, line 2: the field "text" is missing' in message
     assert not list(tmp_path.glob("*.parquet*"))
+
+
+def test_standard_input_is_one_text(
+    run_with_text: Path, tmp_path: Path, score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXTS[0], encoding="utf-8")
+    totals_of_file = score(run_with_text, file).totals
+    monkeypatch.setattr("sys.stdin", io.StringIO(TEXTS[0]))
+
+    totals = score(run_with_text, Path("-")).totals
+
+    assert totals == totals_of_file
+    assert totals["documents"] == 1
 
 
 NO_BITS = "gives back 1 of 1 documents as another text, so bits per byte are not known"

@@ -172,8 +172,7 @@ def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:
     tokens = []
     for split in manifest["splits"]:
         tokens.append(f"{manifest[split]['tokens']:,} tokens in {split}")
-    n_skipped = sum(reason["count"] for reason in manifest["skipped"].values())
-    documents = f"{manifest['documents']:,} documents, {n_skipped:,} skipped"
+    documents = f"{manifest['documents']:,} documents, {_skipped_in_words(manifest['skipped'])}"
     say(f"{folder}: {', '.join(tokens)}; {documents}.")
     share = manifest["val"]["tokens"] / max(1, manifest["tokens"])
     if share > LARGE_VAL_SHARE:
@@ -183,6 +182,17 @@ def _say_result(folder: Path, manifest: Mapping[str, Any]) -> None:
             f"{folder}: {count:,} of {manifest['documents']:,} documents come back from their "
             f"tokens {CHANGE_EXPLANATIONS[kind]}."
         )
+
+
+def _skipped_in_words(skipped: Mapping[str, Any]) -> str:
+    """`2 skipped (not_utf8: 2, such as a.txt)`, from a manifest's `skipped`."""
+    n_skipped = sum(entry["count"] for entry in skipped.values())
+    reasons = []
+    for reason, entry in skipped.items():
+        example = f", such as {entry['listed'][0]}" if entry["listed"] else ""
+        reasons.append(f"{reason}: {entry['count']:,}{example}")
+    details = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"{n_skipped:,} skipped{details}"
 
 
 @contextmanager
