@@ -19,7 +19,7 @@ from anlit.evaluation.tokenizer import (
 )
 from anlit.hub import builtin_models, custom_code, families
 from anlit.hub.translated_settings import refuse_dropped_settings
-from anlit.io.write import write_json, writing
+from anlit.io.write import write_json, writing_new
 from anlit.training.load_model import Checkpoint, load_checkpoint
 
 
@@ -50,7 +50,7 @@ def export_model(
         model_tokenizer = load_checkpoint_tokenizer(loaded, tokenizer)
     except MissingTokenizerError:
         model_tokenizer = None
-    with writing(folder):
+    with writing_new(folder):
         if form == "huggingface":
             write_huggingface(loaded, folder, model_tokenizer, dtype)
         else:

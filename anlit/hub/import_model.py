@@ -18,7 +18,7 @@ from anlit.hub.export import check_new_folder
 from anlit.hub.families import TYPES, weight_names
 from anlit.hub.shards import tensors_by_file
 from anlit.io.read import dump_yaml, read_json
-from anlit.io.write import writing
+from anlit.io.write import writing_new
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import rebuild
 
@@ -74,7 +74,7 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     tokenizer = folder / TOKENIZER
     tokenizer_json = tokenizer.read_bytes() if tokenizer.is_file() else None
     model_yaml = dump_yaml({"model": {"class_path": "anlit.GPT", "init_args": settings}})
-    with writing(target):
+    with writing_new(target):
         special.write(target)
         plain_settings = to_plain_values(dict(model.hparams))
         separator = {"end_of_document": _end_of_document(config, special)}

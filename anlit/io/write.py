@@ -4,6 +4,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
@@ -111,3 +112,20 @@ def writing(folder: Path, action: str = "written") -> Iterator[None]:
         raise UserError(
             f"--output {folder} cannot be {action} ({error.strerror}): give a writable folder"
         ) from error
+
+
+@contextmanager
+def writing_new(folder: Path) -> Iterator[None]:
+    """Turn errors of writing into a UserError; after any error leave the folder as it was.
+
+    It was empty or missing. So the command can be repeated with the same --output.
+    """
+    was_there = folder.exists()
+    try:
+        with writing(folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if was_there:
+            folder.mkdir(exist_ok=True)
+        raise

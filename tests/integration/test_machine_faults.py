@@ -328,6 +328,7 @@ def test_a_full_disk_ends_each_command_with_a_sentence(
     assert result.returncode == 1
     assert "unforeseen" not in result.stderr
     assert "cannot be written (File too large): make room, then repeat the command" in result.stderr
+    assert not (tmp_path / "exported").exists()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
