@@ -7,9 +7,8 @@ BIN    := $(VENV)/bin
 # CPU or CUDA build of torch: cpu where no NVIDIA driver answers.
 TORCH_BUILD ?= $(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
 
-# Processes that run tests, one more than small machines have cores: many tests wait for other processes. The tests of a
-# file stay together, for they share trained runs.
-JOBS    ?= 3
+# Processes that run tests; the tests of a file stay together, for they share trained runs.
+JOBS    ?= 2
 BESIDE  := --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 
 # numpy 2.4 and newer break the interpreter of triton 3.6.
@@ -35,7 +34,7 @@ help:  ## Show what can be made
 demo: $(VENV)/.installed  ## Train GPT+, nGPT, anGPT on this machine's Python sources and plot them (10 minutes on 2 cores)
 	$(BIN)/anlit demo --output $(RUNS)
 
-test: $(VENV)/.installed-dev  ## Fast tests (about 10 minutes on 2 cores; JOBS=8 on 8)
+test: $(VENV)/.installed-dev  ## Fast tests (10 to 12 minutes on 2 cores; JOBS=4 on more)
 	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(VENV)/.installed-dev  ## Also the long ones: real runs, killed and resumed
