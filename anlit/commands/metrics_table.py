@@ -7,13 +7,15 @@ from anlit.reporting.text import minus
 
 LOADER_SUFFIX = "/dataloader_idx_"
 """Lightning's mark at the end of a metric's name, if the data have several loaders."""
+LARGEST_WITH_FRACTION = 1e6
+"""From here on six digits would need an exponent."""
 
 
 def metrics_table(results: Sequence[Mapping[str, float]]) -> Table:
     """Return a table with a row for each metric, and a column for each loader of data.
 
-    `results` are those of `Trainer.validate`. A whole number has all digits, another number six
-    significant digits, about as many as float32 has. Loggers get all digits.
+    `results` are those of `Trainer.validate`. A number has six significant digits, about as many as
+    float32 has, or all digits before its point. Loggers get all digits.
     """
     columns: list[dict[str, str]] = []
     names: set[str] = set()
@@ -35,5 +37,6 @@ def metrics_table(results: Sequence[Mapping[str, float]]) -> Table:
 
 
 def _format_metric(value: float) -> str:
-    text = f"{value:,.0f}" if value.is_integer() else f"{value:.6g}"
+    has_no_fraction = value.is_integer() or abs(value) >= LARGEST_WITH_FRACTION
+    text = f"{value:,.0f}" if has_no_fraction else f"{value:,.6g}"
     return minus(text)

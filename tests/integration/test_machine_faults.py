@@ -21,6 +21,7 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from anlit import cli
 from anlit.cli import main
 from anlit.commands import fit
 from anlit.commands.failures import run_error
@@ -329,6 +330,24 @@ def test_a_full_disk_ends_each_command_with_a_sentence(
     assert "unforeseen" not in result.stderr
     assert "cannot be written (File too large): make room, then repeat the command" in result.stderr
     assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_file_that_the_system_refuses_is_named(
+    code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The superuser, who runs tests in containers, is refused nothing."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code), "/data/corpus.json")
+
+    monkeypatch.setattr(cli, "_run", refuse)
+
+    assert cli.main(["runs"]) == 1
+
+    error = capsys.readouterr().err
+    assert f"anlit: error: /data/corpus.json cannot be opened ({os.strerror(code)}): " in error
+    assert "unforeseen" not in error
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

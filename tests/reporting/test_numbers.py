@@ -69,3 +69,11 @@ def test_negative_numbers_have_a_minus_sign_and_exponents_a_hyphen(
     text: str, expected: str
 ) -> None:
     assert minus(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1_234_567.5, "1,234,568"), (-12_345_678.9, "−12,345,679"), (123_456.75, "123,457")],
+)
+def test_a_large_metric_has_no_exponent(value: float, text: str) -> None:
+    assert metrics_table([{"val/perplexity": value}]).rows == [["val/perplexity", text]]
