@@ -164,7 +164,7 @@ def test_the_format_follows_from_the_name(name: str, is_text: bool, can_be_cut: 
         (b"gr\xf6\xdfe", None, "not_utf8"),
         (b"\xef\xbb\xbfa", "a", None),
         (b"\xef\xbb\xbf", None, "empty"),
-        (bytes(100 << 20), None, "too_long"),
+        pytest.param(bytes(100 << 20), None, "too_long", id="100 MiB"),
     ],
 )
 @pytest.mark.parametrize("ending", COMPRESS)
