@@ -7,7 +7,6 @@ import warnings
 HIDDEN_WARNINGS = (
     ".*args parameter is intended.*",
     ".*does not have many workers.*",
-    ".*is an instance of `nn.Module`.*",
     ".*Checkpoint directory.*",
     ".*LeafSpec.*",
     ".*trying to `self.log\\(\\)`.*",  # sizing traces a model without a Trainer

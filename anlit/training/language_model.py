@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -109,7 +110,10 @@ class LanguageModel(HostBatches):
         check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
         super().__init__()
-        self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
+        with warnings.catch_warnings():
+            # Lightning advises to leave modules such as `positions` out; they are settings here.
+            warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
+            self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
         for name, value in vars(config).items():

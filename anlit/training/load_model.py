@@ -1,6 +1,5 @@
 """Loads the model of a checkpoint, without running any code that the file names."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -192,14 +191,12 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
     weights = content["state_dict"]
     _refuse_oversized_claim(weights)
     _refuse_other_sizes(settings, weights, architecture)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is an instance of `nn.Module`.*")
-        with without_values():
-            model = build_from_plain(architecture, settings, f"{file}: model")
-        has_weights_only = all(map(_is_known_class, model.model.modules()))
-        if not has_weights_only:  # a class of the user's may make tensors that are no weights
-            model = build_from_plain(architecture, settings, f"{file}: model")
-            model.configure_model()
+    with without_values():
+        model = build_from_plain(architecture, settings, f"{file}: model")
+    has_weights_only = all(map(_is_known_class, model.model.modules()))
+    if not has_weights_only:  # a class of the user's may make tensors that are no weights
+        model = build_from_plain(architecture, settings, f"{file}: model")
+        model.configure_model()
     for name, weight in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != weight.is_floating_point():
             raise DamagedError(f"it has {weights[name].dtype} for the weights {name}")

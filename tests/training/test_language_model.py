@@ -1,6 +1,7 @@
 """Training of each architecture: schedule, mean of a validation, precision, tied embeddings."""
 
 import math
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from anlit import GPT, AnGPT, MuonAdamW
+from anlit import GPT, AnGPT, MuonAdamW, RoPE
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
@@ -37,6 +38,14 @@ from tests.nn.models.tiny import (
     random_tokens,
     tiny,
 )
+
+
+def test_settings_that_are_modules_are_saved_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = GPT(**SIZE, positions=RoPE(fraction=0.5))
+
+    assert model.hparams["positions"].fraction == 0.5
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
