@@ -126,13 +126,19 @@ def product(a: Interval, b: Interval) -> Interval:
 def power_law(x: Sequence[float], y: Sequence[float]) -> tuple[float, Interval] | None:
     """Constant and exponent of y = c · x^b by least squares of the logarithms.
 
-    None for fewer than three x.
+    None for fewer than three x. Points on the line itself give no interval. The best values of
+    grids with equal steps often are, and do not show that the exponent is exact.
     """
     if len(set(x)) < 3:
         return None
-    line = scipy.stats.linregress(np.log(x), np.log(y))
+    log_x = np.log(x)
+    log_y = np.log(y)
+    line = scipy.stats.linregress(log_x, log_y)
     slope = float(line.slope)
-    half = float(line.stderr * scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2))
+    residuals = log_y - (line.intercept + slope * log_x)
+    half = math.nan
+    if np.ptp(residuals) > NO_SPREAD:
+        half = float(line.stderr * scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2))
     return math.exp(line.intercept), Interval(slope, slope - half, slope + half)
 
 

@@ -8,7 +8,14 @@ import pytest
 from scipy import stats
 
 from anlit.compare.notes import split_by_gap
-from anlit.compare.statistics import Interval, SpeedUp, difference, holm, speed_up
+from anlit.compare.statistics import (
+    Interval,
+    SpeedUp,
+    difference,
+    holm,
+    power_law,
+    speed_up,
+)
 from anlit.errors import UserError
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
@@ -298,3 +305,27 @@ def test_final_losses_without_a_wide_gap_or_of_three_runs_are_one_group(
     losses: list[float],
 ) -> None:
     assert split_by_gap(losses) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rates"),
+    [
+        pytest.param([64, 128, 256], [0.016, 0.008, 0.004], id="steps of 2"),
+        pytest.param(
+            [100, 200, 400, 800],
+            [0.016, 0.016 / 2**0.5, 0.008, 0.008 / 2**0.5],
+            id="residuals of rounding",
+        ),
+        pytest.param([64, 128, 256], [0.004, 0.004, 0.004], id="the same rate"),
+    ],
+)
+def test_best_values_on_a_line_do_not_make_an_exponent_certain(
+    sizes: list[float], rates: list[float]
+) -> None:
+    law = power_law(sizes, rates)
+
+    assert law is not None
+    _, exponent = law
+    line = stats.linregress(np.log(sizes), np.log(rates))
+    assert exponent.median == pytest.approx(line.slope)
+    assert np.isnan([exponent.low, exponent.high]).all()
