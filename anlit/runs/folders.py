@@ -186,6 +186,11 @@ class Run:
         return self.record.get("launches") or [self.record]
 
     @property
+    def started(self) -> str | None:
+        """The time of the first start in UTC, as in run.json. None if it was not recorded."""
+        return self.launches[0].get("started")
+
+    @property
     def changes(self) -> list[str]:
         """`name old → new from step n` for each launch that changed settings.
 

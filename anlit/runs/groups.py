@@ -36,7 +36,8 @@ class Group:
     def counted(self) -> tuple[Run, ...]:
         """The runs behind every number: the complete runs, or without any, the comparable runs.
 
-        Of runs with the same seeds the last counts: they are copies, or not independent.
+        Of runs with the same seeds the one that started last counts: they are copies, or not
+        independent.
         """
         complete = [run for run in self.runs if run.complete]
         candidates = complete or [run for run in self.runs if run.comparable]
@@ -97,11 +98,23 @@ class Group:
 
 
 def last_of_seeds(runs: Iterable[Run]) -> list[Run]:
-    """The last of all runs with the same seeds; without a known seed, with the same curve."""
+    """The run that started last, of all with the same seeds; without a known seed, the same curve.
+
+    Of copies, and of runs without a recorded time, the last in order.
+    """
     last_runs: dict[Any, Run] = {}
     for run in runs:
-        last_runs[_seeds_or_curve(run)] = run
+        key = _seeds_or_curve(run)
+        if key not in last_runs or not _started_before(run, last_runs[key]):
+            last_runs[key] = run
     return list(last_runs.values())
+
+
+def _started_before(run: Run, other_run: Run) -> bool:
+    """Whether a run is known to have started before another. Folders tell no time."""
+    if run.started is None or other_run.started is None:
+        return False
+    return run.started < other_run.started
 
 
 def _seeds_or_curve(run: Run) -> Any:

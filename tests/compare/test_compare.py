@@ -171,6 +171,19 @@ def test_of_a_seed_that_was_run_twice_the_last_run_counts(make_run, runs, tmp_pa
     assert left_out in comparison.notes
 
 
+@pytest.mark.usefixtures("no_plot")
+def test_the_later_of_two_runs_is_told_by_their_start_and_not_by_their_folders(make_run, tmp_path):
+    """`runs/gpt-10` was trained after `runs/gpt-9` and comes before it."""
+    make_run("gpt-9", record={"launches": [{"started": "2026-11-29T02:00:42+00:00"}]})
+    later = make_run(
+        "gpt-10", SECOND, record={"launches": [{"started": "2026-11-30T02:00:42+00:00"}]}
+    )
+
+    comparison = compare([str(tmp_path / "runs")], str(tmp_path / "out"))
+
+    assert comparison.baseline.final_loss.values == [load_run(later).final_loss]
+
+
 @pytest.mark.usefixtures("no_plot", "runs")
 def test_runs_that_differ_in_the_seed_of_their_data_alone_are_noted(make_run, tmp_path):
     make_run("again", SLOWER, ANGPT, seed=2, settings={"data.init_args.seed": 7})
