@@ -155,6 +155,11 @@ def _notes_within(group: Group) -> Iterator[str]:
     if averaging:
         yield f"{group.label}: validated with averaged weights ({' and '.join(averaging)})."
     for run in group.counted:
+        n_lost = len(run.curve) - len(run.curve.finite())
+        if n_lost:
+            fact = f"{n_lost} of its {len(run.curve)} validation losses are NaN or infinite"
+            yield f"{run.folder}: {fact}; its curve is a line across them."
+    for run in group.counted:
         if run.record.get("stopped_early"):
             yield f"{run.folder} ended early, after {run.record['stopped_early']}."
     for run in group.counted:

@@ -1,5 +1,7 @@
 """Notes on what makes a comparison unfair."""
 
+import math
+
 import pytest
 
 from anlit.compare.compare import compare
@@ -159,6 +161,17 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
 
     notes = notes_on(make_run("a"), run, tmp_path / "o")
 
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_losses_that_are_left_out_of_a_curve_are_noted(make_run, tmp_path):
+    losses = {100: 5.0, 200: math.nan, 300: math.inf, 400: 2.9}
+    run = make_run("b", losses, model=NGPT)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    note = f"{run}: 2 of its 4 validation losses are NaN or infinite; its curve is a line across"
     assert note in "\n".join(notes)
 
 
