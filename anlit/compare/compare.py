@@ -18,6 +18,7 @@ from anlit.compare.comparison import (
     refuse_other_report,
 )
 from anlit.compare.comparison_report import section, show, sources
+from anlit.compare.notes import note_on_model
 from anlit.compare.statistics import Summary
 from anlit.compare.tokenizers import with_common_measure
 from anlit.config.labels import ARCHITECTURES
@@ -76,6 +77,9 @@ def compare(
         time_steps([baseline_group, *compared], folder)
     comparison = compare_groups(groups, baseline_group, runs, folder, command)
     notes += _notes_on_studies(runs, paths)
+    for group in counted:
+        if group is not baseline_group:
+            notes += note_on_model(group, baseline_group)
     comparison = replace(comparison, notes=(*notes, *comparison.notes))
     _write(comparison)
     show(comparison)

@@ -18,7 +18,7 @@ from anlit.compare.tokenizers import (
     obstacle_across_tokenizers,
     tokenizers_of,
 )
-from anlit.config.labels import mapping
+from anlit.config.labels import init_args, mapping
 from anlit.config.schema import (
     CORPUS,
     MODEL,
@@ -31,7 +31,7 @@ from anlit.config.schema import (
 )
 from anlit.errors import UserError
 from anlit.runs.folders import Run, commit_label, hardware_label
-from anlit.runs.groups import Group, counted_runs, records
+from anlit.runs.groups import ATTENTION, Group, counted_runs, records
 from anlit.runs.labels import differing, short_names, show
 from anlit.runs.measure import BITS_PER_BYTE
 
@@ -209,8 +209,7 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
     if unknown_data:
         cause = f"{unknown_data} gives no fingerprint and its settings differ, give it one"
         yield f"{group.label}: validated on data that may be other data: {cause}."
-    if group.architecture != baseline.architecture:
-        yield from _note_on_tuning(group, baseline)
+    yield from _note_on_tuning(group, baseline)
     run = group.counted[0]
     baseline_run = baseline.counted[0]
     length = float(group.measure.curve_of(run).tokens[-1])
@@ -244,15 +243,54 @@ def _notes_on_task(group: Group, baseline: Group) -> Iterator[str]:
 
 
 def _note_on_tuning(group: Group, baseline: Group) -> Iterator[str]:
-    """Rates and decays that differ, which each architecture may have for itself."""
+    """Rates and decays that differ, which each configuration may have for itself.
+
+    Labels that show them, such as `GPT+, plain, lr=0.01`, need no note.
+    """
     settings = _tuning(group)
     baseline_settings = _tuning(baseline)
     names = short_names(differing([settings, baseline_settings]))
-    if names:
+    if names and not _labels_show(group, baseline, names):
         values = _in_words(settings, names)
         baseline_values = _in_words(baseline_settings, names)
         condition = "fair only if both were tuned alike"
         yield f"{group.label}: its own {values}, the baseline's {baseline_values}; {condition}."
+
+
+def note_on_model(group: Group, baseline: Group) -> Iterator[str]:
+    """Settings of the model that differ and that both models have, if the labels hide them.
+
+    A label has no settings if the runs have a name, or if the architecture tells them apart.
+    """
+    keys = []
+    for key in differing([_model(group), _model(baseline)]):
+        if _has_setting(group, key) and _has_setting(baseline, key):
+            keys.append(key)
+    names = short_names(keys)
+    if names and not _labels_show(group, baseline, names):
+        values = _in_words(group.settings, names)
+        baseline_values = _in_words(baseline.settings, names)
+        yield f"{group.label}: another model, {values}; the baseline has {baseline_values}."
+
+
+def _labels_show(group: Group, baseline: Group, names: dict[str, str]) -> bool:
+    """Whether the labels of both groups have all these settings, by their key and short name."""
+    for member in (group, baseline):
+        shown = member.label.split(", ")
+        for key, name in names.items():
+            value = show(member.settings, key)
+            texts = {value, f"{name}={value}"}  # a class is shown without the name
+            if key == f"{ATTENTION}.class_path":
+                texts.add(member.counted[0].attention)
+            if texts.isdisjoint(shown):
+                return False
+    return True
+
+
+def _has_setting(group: Group, key: str) -> bool:
+    """Whether the model of a group takes this setting, also if it is null."""
+    name = schema_key(key).split(".")[1]
+    return name in init_args(group.counted[0].config.get("model"))
 
 
 def _in_words(settings: dict[str, Any], names: dict[str, str]) -> str:
@@ -358,6 +396,15 @@ def _is_task(key: str) -> bool:
 
 def _tuning(group: Group) -> dict[str, Any]:
     return {key: value for key, value in group.settings.items() if setting_of(key).role is TUNING}
+
+
+def _model(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.settings.items() if _is_of_network(key)}
+
+
+def _is_of_network(key: str) -> bool:
+    """Whether a setting is of the network, and not its class, which every label shows."""
+    return setting_of(key).role is MODEL and key != "model.class_path"
 
 
 def _is_apart(values: Sequence[float], share: float) -> bool:

@@ -21,8 +21,11 @@ WORDS = re.compile(rf"[^{SEPARATORS}]+|[{SEPARATORS}]+")
 """A word of a name, or what is between two words."""
 SPELLED = {"DynamicNTK": "dynamic NTK", "PRoPE": "p-RoPE", "NoPE": "no positions"}
 """Classes whose names in labels differ from the class name."""
-NULL_VALUES = {"trainer.precision": "32-true"}
-"""What null stands for in settings that Lightning decides."""
+NULL_VALUES = {
+    "trainer.precision": "32-true",
+    "model.init_args.attention.class_path": "Plain",
+}
+"""What null stands for, in settings whose null is as clear as a value."""
 
 
 def unique_labels(

@@ -164,6 +164,65 @@ def test_a_course_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, op
     assert note in "\n".join(notes)
 
 
+SCALE_INVARIANT = {"class_path": "anlit.ScaleInvariant", "init_args": {}}
+LAYERS = "model.init_args.n_layers"
+ATTENTION = "model.init_args.attention"
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        pytest.param({LR: 0.01}, "ours: its own lr=0.01, the baseline's lr=0.001", id="tuning"),
+        pytest.param(
+            {LAYERS: 4}, "ours: another model, n_layers=4; the baseline has n_layers=2.", id="model"
+        ),
+        pytest.param(
+            {ATTENTION: SCALE_INVARIANT},
+            "ours: another model, attention=ScaleInvariant; the baseline has attention=Plain.",
+            id="attention",
+        ),
+    ],
+)
+def test_a_setting_that_a_name_hides_is_noted(make_run, tmp_path, settings, note):
+    baseline = make_run("a", settings={LAYERS: 2}, record={"name": "base"})
+    run = make_run("b", settings={LAYERS: 2} | settings, record={"name": "ours"})
+
+    notes = compare([str(baseline), str(run)], str(tmp_path / "o"), baseline="base").notes
+
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_layers_that_the_architecture_hides_are_noted(make_run, tmp_path):
+    baseline = make_run("a", settings={LAYERS: 2})
+    run = make_run("b", model=NGPT, settings={LAYERS: 4, "model.init_args.s_qk_init": 1.0})
+
+    notes = notes_on(baseline, run, tmp_path / "o")
+
+    note = "nGPT, plain: another model, n_layers=4; the baseline has n_layers=2."
+    assert note in notes
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({LR: 0.01}, id="tuning"),
+        pytest.param({LAYERS: 4}, id="model"),
+        pytest.param({ATTENTION: SCALE_INVARIANT}, id="attention"),
+        pytest.param({"model.init_args.positions": {"class_path": "anlit.NoPE"}}, id="a class"),
+    ],
+)
+def test_a_setting_that_the_labels_show_needs_no_note(make_run, tmp_path, settings):
+    baseline = make_run("a", settings={LAYERS: 2})
+    run = make_run("b", settings={LAYERS: 2} | settings)
+
+    notes = compare([str(baseline), str(run)], str(tmp_path / "o"), baseline=str(baseline)).notes
+
+    assert notes == (NOT_MEASURED,)
+
+
 @pytest.mark.usefixtures("no_plot")
 def test_losses_that_are_left_out_of_a_curve_are_noted(make_run, tmp_path):
     losses = {100: 5.0, 200: math.nan, 300: math.inf, 400: 2.9}
