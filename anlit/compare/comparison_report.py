@@ -23,9 +23,9 @@ those at which the other first has it, never smoothed or extrapolated: the geome
 seeds that both have, or "k of n seeds" if a run never gets there. "≥" marks a bound: a run was
 there at its first validation. *% of tokens* is its inverse. *Time per token* is that of training
 steps in turns in one process over the baseline's; *speed-up, wall-clock* is the speed-up in tokens
-divided by it. *Seconds* of the runs include other work of the machine. Intervals are of 95 %.
-*Holm* corrects p for the number of configurations; significant is below 0.05. Few seeds make wide
-intervals: read those first."""
+divided by it. *Seconds* of the runs include other work of the machine. Intervals are of 95 %, each
+for itself. *Holm* corrects p, and no interval, for the number of configurations; significant is
+below 0.05. Few seeds make wide intervals: read those first."""
 """What the columns mean."""
 
 
@@ -38,9 +38,10 @@ has it, never smoothed or extrapolated: the geometric mean over the seeds that b
 seeds" if a run never gets there. "≥" marks a bound: a run was there at its first validation. *% of
 text* is its inverse. *Time per byte* is that of training steps in turns in one process over the
 baseline's; *speed-up, wall-clock* is the speed-up in text divided by it. *Seconds* of the runs
-include other work of the machine. Intervals are of 95 %. *Holm* corrects p for the number of
-configurations; significant is below 0.05. There is a test, and a speed-up, only if both validate on
-all of the same text. Few seeds make wide intervals: read those first."""
+include other work of the machine. Intervals are of 95 %, each for itself. *Holm* corrects p, and no
+interval, for the number of configurations; significant is below 0.05. There is a test, and a
+speed-up, only if both validate on all of the same text. Few seeds make wide intervals: read those
+first."""
 """What the columns mean if tokenizers differ."""
 
 

@@ -45,6 +45,11 @@ GAP = 3.0
 """The least gap between two groups of losses, in ranges of the wider group."""
 EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
+WIDE = 1.3
+"""The ratio of a speed-up's limits from which a note tells that validations are far apart.
+
+A line between two points of a power law with a small exponent is then 1 % late; at 2 it is 8 %.
+"""
 CONTENT = "data.content"
 TOKENIZER = "data.tokenizer"
 FOLLOWS_TOKENIZER = (
@@ -202,6 +207,12 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
         fact = "had the baseline's final loss and END ABOVE it"
         consequence = "its speed-up counts to the first crossing"
         yield f"{group.label}: {runs} {fact}; {consequence}."
+    if speedup.limits and not speedup.bound:
+        low, high = speedup.limits
+        if high > WIDE * low:
+            fact = f"validations are far apart, so its speed-up is between {low:.2f} and {high:.2f}"
+            consequence = "lines give the value, and its interval is of the seeds alone"
+            yield f"{group.label}: {fact}; {consequence}."
     yield from _notes_on_task(group, baseline)
     if has_other_tokenizer(group, baseline):
         yield from notes_across_tokenizers(group, baseline)

@@ -262,6 +262,8 @@ class SpeedUp:
         left_out: The number of runs in no pair: on seeds that the baseline does not have, or that
             a later run has too.
         risen: The number of runs that had the baseline's final loss and end above it.
+        limits: The mean if each crossing were at the later, or at the earlier, of the two
+            validations around it. None without a mean.
         obstacle: Why the runs cannot be compared, in two words. "" if they can.
     """
 
@@ -270,6 +272,7 @@ class SpeedUp:
     paired: bool = True
     left_out: int = 0
     risen: int = 0
+    limits: tuple[float, float] | None = None
     obstacle: str = ""
 
     @property
@@ -356,6 +359,20 @@ def tokens_to_loss(curve: Curve, loss: float) -> float | None:
     return float(np.interp(-loss, -curve.loss[crossing], curve.tokens[crossing]))
 
 
+def validations_around(curve: Curve, loss: float) -> tuple[float, float] | None:
+    """Tokens of the two validations between which `curve` first is at `loss`. None if it never is.
+
+    The same tokens twice if a validation has this loss, or if the first is below it.
+    """
+    below = np.flatnonzero(curve.loss <= loss)
+    if len(below) == 0:
+        return None
+    later = below[0]
+    is_between = later > 0 and curve.loss[later] < loss
+    earlier = later - 1 if is_between else later
+    return float(curve.tokens[earlier]), float(curve.tokens[later])
+
+
 def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
     """The speed-up of the runs with `curves` over the runs of `baseline`."""
     partners = dict(baseline)
@@ -370,7 +387,28 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
     values = [_speed_up_of_pair(partner, curve) for partner, curve in pairs]
     bound = any(_starts_below(partner, curve) for partner, curve in pairs)
     risen = sum(_ends_above(partner, curve) for partner, curve in pairs)
-    return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs), risen)
+    limits = _limits_of_mean([_limits_of_pair(partner, curve) for partner, curve in pairs])
+    return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs), risen, limits)
+
+
+def _limits_of_mean(limits: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """The geometric mean of the lower, and of the upper limits. None if a pair has none."""
+    if not limits or None in limits:
+        return None
+    low, high = np.exp(np.log(np.array(limits, float)).mean(0))
+    return float(low), float(high)
+
+
+def _limits_of_pair(baseline: Curve | None, curve: Curve | None) -> tuple[float, float] | None:
+    """The speed-ups of crossings at the validations around them. None without a speed-up."""
+    if baseline is None or curve is None:
+        return None
+    target = float(baseline.loss[-1])
+    baseline_tokens = validations_around(baseline, target)
+    tokens = validations_around(curve, target)
+    if baseline_tokens is None or tokens is None or 0 in tokens:
+        return None
+    return baseline_tokens[0] / tokens[1], baseline_tokens[1] / tokens[0]
 
 
 def _mean_of_all(curves: SeededCurves) -> Curve | None:

@@ -235,6 +235,27 @@ def test_losses_that_are_left_out_of_a_curve_are_noted(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("losses", "note"),
+    [
+        pytest.param({200: 4.0, 400: 2.0}, "between 1.00 and 2.00; lines give", id="far apart"),
+        pytest.param({200: 4.0, 320: 3.2, 400: 2.8}, "", id="near"),
+        pytest.param({100: 4.0, 300: 3.0, 400: 2.0}, "", id="at a validation"),
+        pytest.param({200: 2.9, 400: 2.0}, "", id="a bound"),
+        pytest.param({200: 4.0, 400: 3.1}, "", id="not reached"),
+    ],
+)
+def test_a_crossing_between_distant_validations_is_noted(make_run, tmp_path, losses, note):
+    """The line between them is not where the curve was."""
+    run = make_run("b", losses, model=NGPT)
+
+    notes = "\n".join(notes_on(make_run("a"), run, tmp_path / "o"))
+
+    assert ("far apart" in notes) == bool(note)
+    assert note in notes
+
+
+@pytest.mark.usefixtures("no_plot")
 def test_tuning_runs_in_the_folder_of_a_study_are_noted(make_run, tmp_path):
     """Unless nothing was tuned, or the runs are named, so that the user has chosen them."""
     study = make_run("a").parent

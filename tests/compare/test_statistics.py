@@ -307,6 +307,18 @@ def test_final_losses_without_a_wide_gap_or_of_three_runs_are_one_group(
     assert split_by_gap(losses) is None
 
 
+def test_the_limits_of_a_speed_up_are_those_of_crossings_at_the_validations_around_them() -> None:
+    baseline = [(1, curve(FALLING)), (2, curve({100: 5.0, 200: 2.9, 400: 3.0}))]
+    runs = [(1, curve({100: 4.0, 200: 3.2, 400: 2.6})), (2, curve({100: 4.0, 300: 3.0}))]
+
+    speedup = speed_up(baseline, runs)
+
+    # Seed 1: 400 over 200 … 400. Seed 2: 100 … 200 over 300.
+    assert speedup.limits == pytest.approx((np.sqrt(1 / 3), np.sqrt(2 * 2 / 3)))
+    assert speedup.mean is not None
+    assert speedup.limits[0] < speedup.mean < speedup.limits[1]
+
+
 @pytest.mark.parametrize(
     ("sizes", "rates"),
     [

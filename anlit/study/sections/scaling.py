@@ -172,7 +172,8 @@ def scaling(results: StudyResults, options: dict[str, Any]) -> list[str]:
             notes.append(f"- {title}: no law, because {error}.")
     paragraphs = [
         "## Scaling",
-        "L(N, D) = E + A/N^a + B/D^b over parameters N and training tokens D, fitted to every "
+        "L(N, D) = E + A/N^a + B/D^b over all parameters N, embeddings too, and training tokens D, "
+        "fitted to every "
         "finished run as in arXiv 2203.15556; L(C) is its lowest value with 6·N·D = C FLOPs. "
         "Intervals: 95 %, bootstrap over runs.",
         "\n".join(notes),
