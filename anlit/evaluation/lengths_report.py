@@ -10,11 +10,19 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
 from anlit.compare.statistics import Summary, mean_sd
 from anlit.evaluation.runner import Report
-from anlit.reporting.figure import SHADED, TEXT_WIDTH, legend_below, line_styles, shade
+from anlit.reporting.figure import (
+    SHADE_STYLE,
+    SHADED,
+    TEXT_WIDTH,
+    legend_below,
+    line_styles,
+    shade,
+)
 from anlit.reporting.page import listed
 from anlit.reporting.table import Table, markdown_table
 from anlit.reporting.text import literal
@@ -151,7 +159,7 @@ def loss_figure(record: dict[str, Any]) -> Figure:
         len(masking), 2, figsize=size, sharex="col", sharey="col", squeeze=False
     )
     handles = _draw_arms(grid, record)
-    training_length = max(model["training_length"] for model in record["checkpoints"])
+    training_lengths = {model["training_length"] for model in record["checkpoints"]}
     for (length_axes, position_axes), masked in zip(grid, masking, strict=True):
         length_axes.set_title(f"by length, {_masking_text(masked)}")
         position_axes.set_title(f"by position, {_masking_text(masked)}")
@@ -159,7 +167,7 @@ def loss_figure(record: dict[str, Any]) -> Figure:
             axes.set_xscale("log", base=2)
             axes.set_ylabel("loss (nats per token)")
             axes.grid()
-            shade(axes, training_length * LINE_SHIFT ** (len(arms) / 2))
+            shade(axes, max(training_lengths) * LINE_SHIFT ** (len(arms) / 2))
     lowest_length_axes, lowest_position_axes = grid[-1]
     lowest_length_axes.set_xlabel("sequence length (tokens)")
     lowest_position_axes.set_xlabel(f"earlier tokens that the model sees (of {lengths[-1]:,})")
@@ -169,7 +177,11 @@ def loss_figure(record: dict[str, Any]) -> Figure:
     if any(len(arm["checkpoints"]) > 1 for arm in arms):
         label = "± standard deviation over seeds"
         handles.append(Line2D([], [], color="0.4", marker="|", linestyle="", label=label))
-    legend_below(figure, [*handles, SHADED])
+    shaded = SHADED
+    if len(training_lengths) > 1:  # other models are beyond their length before it begins
+        label = f"longer than in any training ({' and '.join(map(str, sorted(training_lengths)))})"
+        shaded = Patch(**SHADE_STYLE, label=label)
+    legend_below(figure, [*handles, shaded])
     return figure
 
 

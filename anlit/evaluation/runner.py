@@ -19,6 +19,7 @@ from anlit.compare.comparison import refuse_other_report
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import load_validation_data
+from anlit.evaluation.fairness import notes_on_training
 from anlit.evaluation.settings import MULTIPLES, EvaluationSettings
 from anlit.io.provenance import environment
 from anlit.io.read import read_json
@@ -175,7 +176,8 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
     folder is an arm alone.
 
     Returns:
-        The arms, and a note on each checkpoint that does not count.
+        The arms, and notes: on each checkpoint that does not count, and on arms that were not
+        trained alike.
     """
     runs = [_run_of(checkpoint) for checkpoint in checkpoints]
     labels: dict[Path, str] = {}
@@ -190,7 +192,7 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
         arm = (label, checkpoint.file.name) if label else lone_arm
         members_by_arm.setdefault(arm, {})[run] = index
     n_arms_by_label = Counter(label for label, _ in members_by_arm)
-    arms = []
+    arms: list[dict[str, Any]] = []
     notes = []
     for (label, file), index_by_run in members_by_arm.items():
         unique_label = f"{label}, {file}" if n_arms_by_label[label] > 1 else label
@@ -200,6 +202,11 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
             if index not in counted:
                 left_out = f"{checkpoints[index].file} is left out"
                 notes.append(f"{unique_label}: {left_out}, because a later run has the same seed.")
+    first_of_arms = {}
+    for arm in arms:
+        first = arm["checkpoints"][0]
+        first_of_arms[arm["label"]] = (checkpoints[first], runs[first])
+    notes += notes_on_training(first_of_arms)
     return arms, notes
 
 

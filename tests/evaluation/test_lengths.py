@@ -277,6 +277,23 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
     assert labels[3].endswith("twice.ckpt")
 
 
+def test_arms_that_were_not_trained_alike_are_noted(run: Path, data: Path, tmp_path: Path) -> None:
+    """A table shows their losses side by side."""
+    longer = make_run(tmp_path / "longer", data, AnGPT, context_length=2 * LENGTH)
+    (run / "metrics.csv").write_text("step,val/tokens,val/loss\n9,1000,3.5\n")
+    (longer / "metrics.csv").write_text("step,val/tokens,val/loss\n9,900,3.6\n")
+
+    loaded, _ = load_checkpoints([str(run), str(longer)], str(data), "cpu")
+    (arm, other_arm), notes = group_by_seed(loaded)
+
+    lengths = f"{arm['label']}: {LENGTH}; {other_arm['label']}: {2 * LENGTH}"
+    tokens = f"{arm['label']}: 1,000; {other_arm['label']}: 900"
+    assert notes == [
+        f"The models were trained at different lengths, in tokens: {lengths}.",
+        f"The models were trained on different numbers of tokens: {tokens}.",
+    ]
+
+
 def copy_without_seed(run: Path, folder: Path, losses: str = "") -> Path:
     """A copy of a run that has no seed, with validation losses by tokens."""
     shutil.copytree(run, folder)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
 from anlit import GPT, AnGPT
 from anlit.commands.evaluations import main
 from anlit.errors import UserError
 from anlit.evaluation import runner
+from anlit.evaluation.lengths_report import loss_figure
 from anlit.evaluation.runner import load_checkpoints
 from anlit.training.load_model import Checkpoint, load_checkpoint
 from tests.data.prepared import VOCABULARY
@@ -101,6 +103,19 @@ def test_an_arm_has_mean_and_deviation_of_its_seeds(report: Path) -> None:
     assert loss["sd"] == pytest.approx(np.std(losses, ddof=1))
     assert f"| no | 64 | 2 | {mean_and_deviation(loss)} |" in markdown
     assert "Evaluated on 960 tokens and not 1,000" in markdown
+
+
+def test_the_shade_of_several_training_lengths_is_longer_than_all(report: Path) -> None:
+    """It begins at the greatest, where the models of the others have long left their length."""
+    record = read_record(report)
+    record["checkpoints"][2]["training_length"] = 4 * LENGTH
+
+    figure = loss_figure(record)
+
+    (legend,) = figure.legends
+    *_, label = [text.get_text() for text in legend.get_texts()]
+    assert label == f"longer than in any training ({LENGTH} and {4 * LENGTH})"
+    plt.close(figure)
 
 
 def test_a_record_gives_the_same_report_again(
