@@ -192,20 +192,18 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
         arm = (label, checkpoint.file.name) if label else lone_arm
         members_by_arm.setdefault(arm, {})[run] = index
     n_arms_by_label = Counter(label for label, _ in members_by_arm)
-    arms: list[dict[str, Any]] = []
+    arms = []
     notes = []
+    first_of_arms = {}
     for (label, file), index_by_run in members_by_arm.items():
         unique_label = f"{label}, {file}" if n_arms_by_label[label] > 1 else label
         counted = sorted(index_by_run[run] for run in last_of_seeds(index_by_run))
         arms.append({"label": unique_label, "checkpoints": counted})
+        first_of_arms[unique_label] = (checkpoints[counted[0]], runs[counted[0]])
         for index in index_by_run.values():
             if index not in counted:
                 left_out = f"{checkpoints[index].file} is left out"
                 notes.append(f"{unique_label}: {left_out}, because a later run has the same seed.")
-    first_of_arms = {}
-    for arm in arms:
-        first = arm["checkpoints"][0]
-        first_of_arms[arm["label"]] = (checkpoints[first], runs[first])
     notes += notes_on_training(first_of_arms)
     return arms, notes
 
