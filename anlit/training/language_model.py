@@ -195,6 +195,8 @@ class LanguageModel(HostBatches):
             self._is_compiled = compiles
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             self.model.draw_missing(device)
+            # Lightning converts after it has loaded a checkpoint, whose float64 would be rounded.
+            self.trainer.precision_plugin.convert_module(self)
 
     def _repays_compilation(self, device_type: str) -> bool:
         """Whether the run takes longer than compiling blocks; tells attention kernels too."""

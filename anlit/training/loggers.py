@@ -164,7 +164,7 @@ class MetricsOnResume(L.Callback):
             if isinstance(logger, MetricsCSV):
                 if self._restore_csv(logger, step):
                     last_metrics = None
-            elif isinstance(logger, TensorBoardLogger) and step:
+            elif isinstance(logger, TensorBoardLogger):
                 _hide_later_events(logger, step)
         if last_metrics:
             for logger in trainer.loggers:

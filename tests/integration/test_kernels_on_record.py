@@ -48,7 +48,15 @@ def test_a_continued_run_computes_with_the_same_kernels(
     assert kernels(run_dir) == kernels(first)
 
 
-def test_a_longer_context_adds_its_kernels(trained: Train) -> None:
-    run_dir = trained("--trainer.max_steps=4", "--data.context_schedule={0: 16, 2: 32}")
+def test_a_longer_context_adds_its_kernels_also_to_a_continued_run(
+    shards: Path, tmp_path: Path, trained: Train
+) -> None:
+    settings = ("--trainer.max_steps=4", "--data.context_schedule={0: 16, 2: 32}")
+    first = trained(*settings)
+    run_dir = shutil.copytree(first, tmp_path / "run")
+    more = ("--trainer.max_steps=5", "--ckpt_path=last")
 
-    assert values(kernels(run_dir), "length")[:2] == [16, 32]
+    assert run(fit_arguments(shards, run_dir, *settings, *more)) == 0
+
+    assert values(kernels(first), "length")[:2] == [16, 32]
+    assert kernels(run_dir) == kernels(first)

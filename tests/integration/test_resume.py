@@ -23,7 +23,7 @@ from tests.integration.conftest import (
     signal_at,
 )
 from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, start_ranks, wait_for_ranks
-from tests.integration.run_files import file_names, lines_with, steps
+from tests.integration.run_files import file_names, lines_with, steps, tensorboard_steps
 
 INTERRUPTED, PREEMPTED = 1, 75
 BASE = ("--trainer.max_steps=25", "--trainer.val_check_interval=10")
@@ -85,6 +85,9 @@ CASES = {
     ),
     "dropout, accumulation, a context schedule, warm-up": Case(
         ACCUMULATED, signal_at("SIGKILL", 25), KILLED, 5, "GPT"
+    ),
+    "in float64": Case(
+        (*BASE, "--trainer.precision=64-true"), signal_at("SIGTERM", 11), PREEMPTED, 12
     ),
     "after skipped steps": Case(GUARDED, signal_at("SIGINT", 16), INTERRUPTED, 17),
     "two ranks, one is signalled": Case(
@@ -181,6 +184,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_prints_it(
     sentence = "was stopped before its first checkpoint was complete: it starts again at step 0"
     assert capfd.readouterr().out.count(sentence) == 1
     assert steps(run_dir, "train/loss") == [0, 1, 2]
+    assert tensorboard_steps(run_dir, "train/loss") == [0, 1, 2]
     assert last_checkpoint(run_dir)["global_step"] == 3
     assert file_names(checkpoints) == {"last.ckpt", "best.ckpt"}
 

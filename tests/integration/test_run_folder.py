@@ -12,7 +12,14 @@ from anlit.cli import main
 from anlit.errors import PREEMPTED
 from anlit.study.state import note_end, note_start, read_state
 from anlit.training.run_folder import lock_run_folder
-from tests.integration.conftest import STEPS, fit_arguments, last_checkpoint, steps_logged
+from tests.integration.conftest import (
+    STEPS,
+    fit_arguments,
+    last_checkpoint,
+    run,
+    signal_at,
+    steps_logged,
+)
 from tests.integration.ranks import start_ranks
 from tests.integration.run_files import contents, record_of, values
 
@@ -177,6 +184,19 @@ def test_a_run_that_a_callback_ends_names_the_callback(
     ending = f"4 of {STEPS} steps, by EarlyStopping"
     assert f"{tmp_path} ends after {ending}" in caplog.messages
     assert record_of(tmp_path)["stopped_early"] == ending
+
+
+def test_a_run_that_was_stopped_after_its_last_step_ends_without_an_error_on_record(
+    shards: Path, tmp_path: Path
+) -> None:
+    arguments = fit_arguments(shards, tmp_path, "--trainer.max_steps=2")
+    assert run([*arguments, *signal_at("SIGTERM", 1)]) == PREEMPTED
+    assert record_of(tmp_path)["error"] == "Preempted: "
+
+    assert main([*arguments, "--ckpt_path=last"]) == 0
+
+    record = record_of(tmp_path)
+    assert (record["status"], record["error"], record["steps"]) == ("finished", None, 2)
 
 
 def test_a_moved_run_goes_on_where_it_lies(

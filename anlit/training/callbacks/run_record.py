@@ -63,6 +63,8 @@ class RunRecord(L.Callback):
         self.tags = tags
         self.record: dict[str, Any] = {}
         self._attention: list[Attention] = []
+        self._earlier_kernels: list[dict[str, Any]] = []
+        """The attention kernels of the launches that this one continues."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Raise UserError on all ranks if they found different default folders."""
@@ -91,6 +93,9 @@ class RunRecord(L.Callback):
             "parameters": pl_module.model.n_parameters(),
             "attention": None,  # a list after the first batch, empty for a decoder without it
         }
+        self._earlier_kernels = []
+        if trainer.global_step:  # a run that starts again has other kernels from its first batch on
+            self._earlier_kernels = earlier_record.get("attention") or []
         if pl_module.begun_from is not None:
             self.record["begun_from"] = pl_module.begun_from
         averages = averages_of(trainer)
@@ -143,7 +148,10 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         """Record the attention kernels if they have changed, as with a longer context."""
-        kernels = kernels_in_use(self._attention)
+        kernels = list(self._earlier_kernels)
+        for kernel in kernels_in_use(self._attention):
+            if kernel not in kernels:
+                kernels.append(kernel)
         if kernels != self.record["attention"]:
             self._write(attention=kernels)
 
@@ -175,8 +183,7 @@ class RunRecord(L.Callback):
             early = stopped_early(trainer)
             if early:
                 _log.info(f"{self.path.parent} ends after {early['stopped_early']}")
-            steps = trainer.global_step
-            self._write(status="finished", ended=utc_time(), steps=steps, **early)
+            self._end("finished", trainer, error=None, **early)
 
     @rank_zero_only
     def on_exception(
@@ -187,12 +194,16 @@ class RunRecord(L.Callback):
         status = "interrupted" if isinstance(exception, KeyboardInterrupt) else "failed"
         message = f"{type(exception).__name__}: {exception}"
         try:
-            steps = trainer.global_step
-            self._write(status=status, ended=utc_time(), steps=steps, error=message)
+            self._end(status, trainer, error=message)
         except OSError as error:  # for example a full disk, which the exception reports
             _log.warning(
                 f"{self.path} still says 'running': it could not be written ({error.strerror})"
             )
+
+    def _end(self, status: str, trainer: L.Trainer, error: str | None, **changes: Any) -> None:
+        """Record an end whole, so that nothing of an earlier launch's end is left beside it."""
+        steps = trainer.global_step
+        self._write(status=status, ended=utc_time(), steps=steps, error=error, **changes)
 
     def _write(self, **changes: Any) -> None:
         self.record |= changes
