@@ -29,7 +29,7 @@ from anlit.evaluation.tokenizer import (
     checkpoint_tokenizer,
     load_checkpoint_tokenizer,
 )
-from anlit.io.write import write_text
+from anlit.io.write import appending, write_text
 from anlit.nn.models.runtime import uncompiled
 from anlit.reporting.text import json_line
 from anlit.runs.folders import SAMPLES
@@ -97,6 +97,14 @@ class Samples(L.Callback):
         self.tokenizer = tokenizer
         self._session: _Session | None = None
         """Prompts and tokenizer of the current training."""
+        self._unwritten: list[str] = []
+        """Lines that are not in the file because the disk is full. A checkpoint keeps them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"unwritten": self._unwritten} if self._unwritten else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._unwritten = state_dict["unwritten"]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Encode the prompts; UserError if there will be no text."""
@@ -107,14 +115,22 @@ class Samples(L.Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remove the lines of steps that the run takes again, and a line that a kill cut off."""
+        """Remove the lines of steps that the run takes again, and a line that a kill cut off.
+
+        Add the lines for which the disk had no space.
+        """
         file = _file(trainer)
-        if trainer.fast_dev_run or not file.is_file():
+        if trainer.fast_dev_run:
             return
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        earlier_lines = [line for line in lines if _step(line) < trainer.global_step]
+        lines = []
+        if file.is_file():
+            lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        n_steps = min([trainer.global_step, *map(_step, self._unwritten)])
+        earlier_lines = [line for line in lines if _step(line) < n_steps]
+        earlier_lines += self._unwritten
         if earlier_lines != lines:
             write_text(file, "".join(earlier_lines))
+        self._unwritten = []
 
     def on_validation_batch_start(
         self,
@@ -135,7 +151,29 @@ class Samples(L.Callback):
             texts = self._session.continue_prompts(self.max_tokens, self.sampling)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             note = partial(end_after_log_error, trainer)
-            call_noting_errors(note, _log, trainer, self._session.prompts, texts)
+            call_noting_errors(note, self._log, trainer, self._session.prompts, texts)
+
+    def _log(self, trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
+        """Write the samples to the loggers that show text, and to the file."""
+        step = trainer.global_step - 1  # the step of val/loss in the logs
+        tokens = _training_tokens(trainer)
+        rows: list[Any] = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            row = [step, tokens, prompt, text]
+            rows.append(row)
+            self._unwritten.append(json_line(dict(zip(COLUMNS, row, strict=True))) + "\n")
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_text("samples", COLUMNS, rows, step=step)
+            elif isinstance(logger, TensorBoardLogger):
+                for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+                    markdown = f"**prompt**\n\n{_as_block(prompt)}\n\n**text**\n\n{_as_block(text)}"
+                    logger.experiment.add_text(f"samples/{number}", markdown, step)
+        file = _file(trainer)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with appending(file) as stream:
+            stream.write("".join(self._unwritten))
+        self._unwritten = []
 
 
 def read_prompts(prompts: list[str] | str | None) -> list[str] | None:
@@ -264,29 +302,6 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
     except (ValueError, TypeError, KeyError):
         return float("inf")
-
-
-def _log(trainer: L.Trainer, prompts: list[str], texts: list[str]) -> None:
-    """Write the samples to the file and to the loggers that show text."""
-    step = trainer.global_step - 1  # the step of val/loss in the logs
-    tokens = _training_tokens(trainer)
-    rows: list[Any] = []
-    lines = []
-    for prompt, text in zip(prompts, texts, strict=True):
-        row = [step, tokens, prompt, text]
-        rows.append(row)
-        lines.append(json_line(dict(zip(COLUMNS, row, strict=True))) + "\n")
-    file = _file(trainer)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write("".join(lines))
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_text("samples", COLUMNS, rows, step=step)
-        elif isinstance(logger, TensorBoardLogger):
-            for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-                markdown = f"**prompt**\n\n{_as_block(prompt)}\n\n**text**\n\n{_as_block(text)}"
-                logger.experiment.add_text(f"samples/{number}", markdown, step)
 
 
 def _training_tokens(trainer: L.Trainer) -> int | None:

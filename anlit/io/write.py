@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from anlit.errors import UserError
 
@@ -33,6 +33,19 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[TextIO]:
+    """Yield a file that is open to append UTF-8. After an OSError it is as it was before."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError:
+        if path.exists():
+            os.truncate(path, size)
         raise
 
 

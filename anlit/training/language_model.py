@@ -365,6 +365,7 @@ class LanguageModel(HostBatches):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.new_optimizer()
+        _refuse_wrong_kernel(optimizer)
         self._configured_groups = group_settings(optimizer)
         self._rate_factors = rate_factors(optimizer, self.lr_factors, self.model.transfer)
         n_steps: float = self.trainer.max_steps
@@ -446,6 +447,24 @@ class LanguageModel(HostBatches):
 def _refuse_empty(name: str, setting: Any) -> None:
     if setting is None:
         raise UserError(f"model.{name} is empty: leave it out for the default")
+
+
+def _refuse_wrong_kernel(optimizer: Optimizer) -> None:
+    """Raise UserError for torch's fused SGD on bfloat16 weights of a CPU.
+
+    Its steps are wrong there (torch 2.13): they differ from the other kernels' by far more than
+    rounding, and its momentum has numbers that nothing has written.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            is_wrong = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+            if group["fused"] and is_wrong:
+                raise UserError(
+                    "model.optimizer.fused=true takes wrong steps in torch's SGD with bfloat16 "
+                    "weights on a CPU: set --model.optimizer.fused false"
+                )
 
 
 def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.io.read import Row, parse_cell, read_rows
-from anlit.io.write import replacing
+from anlit.io.write import appending, replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten
 from anlit.training.lightning_internals import is_logged, logged_metrics
@@ -63,13 +62,8 @@ class MetricsCSV(Logger):
         columns = set().union(*self.unwritten)
         if not columns.issubset(self._columns):
             self.rewrite(more_columns=columns)
-        size = self.path.stat().st_size
-        try:
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerows(self.unwritten)
-        except OSError:
-            os.truncate(self.path, size)
-            raise
+        with appending(self.path) as file:
+            csv.DictWriter(file, self._columns).writerows(self.unwritten)
         self.unwritten = []
 
     def rewrite(self, end_step: float = math.inf, more_columns: Iterable[str] = ()) -> list[Row]:

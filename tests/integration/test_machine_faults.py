@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -25,6 +27,8 @@ from anlit import cli
 from anlit.cli import main
 from anlit.commands import fit
 from anlit.commands.failures import run_error
+from anlit.evaluation import samples
+from anlit.io.write import appending
 from anlit.training import run_folder
 from tests.integration.conftest import (
     TINY,
@@ -36,7 +40,7 @@ from tests.integration.conftest import (
     run,
 )
 from tests.integration.ranks import DDP, run_ranks_with_logs
-from tests.integration.run_files import logged
+from tests.integration.run_files import logged, samples_of
 
 STEPS = (
     "--trainer.max_steps=9",
@@ -67,6 +71,15 @@ def write_nothing(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@contextmanager
+def appending_to_full_disk(path: Path) -> Iterator[Any]:
+    """Stands in for `appending`: the disk has no space after the text."""
+    with appending(path) as file:
+        yield file
+        file.flush()
+        write_nothing()
+
+
 class Fault(L.Callback):
     """A fault of the machine when optimizer step `step` begins."""
 
@@ -82,6 +95,9 @@ class Fault(L.Callback):
 
     def full_curves(self, run_dir: Path) -> None:
         RecordWriter.write = write_nothing
+
+    def full_samples(self, run_dir: Path) -> None:
+        samples.appending = appending_to_full_disk
 
     def lost_folder(self, run_dir: Path) -> None:
         shutil.rmtree(run_dir)
@@ -127,6 +143,25 @@ def test_a_full_disk_under_a_log_saves_the_run(
     assert_same_training_state(last_checkpoint(whole), last_checkpoint(cut))
     for name in ("train/loss", "val/loss"):
         assert logged(whole, name) == logged(cut, name)
+
+
+def test_a_full_disk_under_the_samples_loses_none(
+    shards: Path, tmp_path: Path, trained: Train
+) -> None:
+    settings = (
+        *STEPS,
+        "--trainer.callbacks+=anlit.Samples",
+        "--trainer.callbacks.prompts=['def main(', 'import os']",
+        "--trainer.callbacks.max_tokens=4",
+    )
+    whole, cut = trained(*settings), tmp_path / "run"
+    arguments = fit_arguments(shards, cut, *settings)
+    sentence = sentence_of([*arguments, *at_step("full_samples", 3)], tmp_path / "log")
+    assert "No space left on device" in sentence
+    assert samples_of(cut) == []
+    assert run([*arguments, "--ckpt_path=last"]) == 0
+    assert samples_of(cut) == samples_of(whole)
+    assert len(samples_of(cut)) == 4
 
 
 @pytest.mark.slow

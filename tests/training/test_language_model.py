@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,17 @@ def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
     mean = np.mean(validation.losses)
     assert len(validation.losses) == 150
     assert validation.logged_loss == pytest.approx(mean, rel=1e-6)
+
+
+def test_sgd_of_bfloat16_weights_on_a_cpu_has_the_kernel_whose_steps_are_right() -> None:
+    """torch's fused SGD is wrong there. anlit.AdamW's `fused: true` reaches SGD in YAML files."""
+    for kernel in ({"fused": False}, {"fused": None, "foreach": True}):
+        sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, **kernel)
+        fit(tiny(GPT, optimizer=sgd), 1, precision="bf16-true")
+
+    fused = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
+    with pytest.raises(UserError, match=r"set --model\.optimizer\.fused false"):
+        fit(tiny(GPT, optimizer=fused), 1, precision="bf16-true")
 
 
 @architectures

@@ -91,11 +91,10 @@ class RunRecord(L.Callback):
             "data": fingerprint_of(data),
             "architecture": type(pl_module).__name__,
             "parameters": pl_module.model.n_parameters(),
-            "attention": None,  # a list after the first batch, empty for a decoder without it
+            # A list after the first batch, empty for a decoder without attention.
+            "attention": earlier_record.get("attention") if trainer.global_step else None,
         }
-        self._earlier_kernels = []
-        if trainer.global_step:  # a run that starts again has other kernels from its first batch on
-            self._earlier_kernels = earlier_record.get("attention") or []
+        self._earlier_kernels = self.record["attention"] or []
         if pl_module.begun_from is not None:
             self.record["begun_from"] = pl_module.begun_from
         averages = averages_of(trainer)
