@@ -5,18 +5,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from anlit.checkpoints.exported import read_exported
 from anlit.checkpoints.integrity import (
     TRAINING,
     UNREADABLE,
-    damaged_checkpoint,
     require_content,
     verify,
 )
-from anlit.checkpoints.location import META, is_exported, is_sharded, refuse_address
+from anlit.checkpoints.location import is_exported, is_sharded, refuse_address
+from anlit.checkpoints.newest import (
+    damaged_checkpoint,
+    has_weights_alone,
+    read_without_shards,
+)
 from anlit.checkpoints.sharded import read_tensors, with_tensors
 from anlit.checkpoints.writing import (
     PARTIAL,
@@ -98,23 +101,6 @@ def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     return content
 
 
-def read_without_shards(path: Path, mmap: bool = True) -> dict[str, Any]:
-    """The content of a checkpoint; a sharded checkpoint has marks in place of tensors.
-
-    `with_tensors` replaces these marks.
-    """
-    file = path / META if path.is_dir() else path
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
-
-
-def step_of(path: Path) -> int:
-    """The optimizer steps before a checkpoint was written; −1 if it cannot be read."""
-    try:
-        return int(read_without_shards(path)["global_step"])
-    except UNREADABLE:
-        return -1
-
-
 def refuse_damaged(path: Path) -> None:
     """Check the whole checkpoint that a run continues from, before anything is started or written.
 
@@ -133,13 +119,6 @@ def refuse_damaged(path: Path) -> None:
             f"ckpt_path={path} has weights alone (save_weights_only), and no optimizer's state to "
             f"continue with: begin a run from them with --initial_weights {path}"
         )
-
-
-def has_weights_alone(content: Any) -> bool:
-    """Whether a checkpoint was written with `save_weights_only`; no run continues from it."""
-    return (
-        isinstance(content, dict) and "state_dict" in content and "optimizer_states" not in content
-    )
 
 
 def by_number(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,13 @@ checkpoint holds the checksums of the shards.
 import pickle
 import zipfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from safetensors import SafetensorError
 
-from anlit.checkpoints.location import META, complete_checkpoints
-from anlit.errors import UserError
+from anlit.checkpoints.location import META
 from anlit.io.read import check_content, read_json
 
 SUMS = "sums.json"
@@ -102,15 +100,3 @@ def reason(error: BaseException) -> str:
     """The first sentence of an error, shortened: torch's explanations fill a screen."""
     sentence = " ".join(str(error).split()).split(". ")[0]
     return shorten(sentence, 160, placeholder=" …") or type(error).__name__
-
-
-def damaged_checkpoint(path: Path, error: BaseException) -> UserError:
-    """The error for a damaged checkpoint. It names the newest intact checkpoint in the folder."""
-    advice = "the run has no other checkpoint, so start again in another --run_dir"
-    for checkpoint in complete_checkpoints(path.parent):
-        with suppress(*UNREADABLE):
-            if checkpoint.name != path.name:
-                verify(checkpoint)
-                advice = f"continue with --ckpt_path {checkpoint}"
-                break
-    return UserError(f"ckpt_path={path} is damaged ({reason(error)}): {advice}")

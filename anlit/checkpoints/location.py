@@ -73,17 +73,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
-def name_to_continue(folder: Path) -> str:
-    """The --ckpt_path that continues a run from its folder of checkpoints.
-
-    It is `last`. If only other checkpoints exist, it is the newest path.
-    """
-    checkpoints = complete_checkpoints(folder)
-    if (folder / LAST).exists() or not checkpoints:
-        return "last"
-    return str(checkpoints[0])
-
-
 def find_checkpoint(path: str) -> Path:
     """The checkpoint or exported model `path`; a run folder's best, else its last checkpoint.
 

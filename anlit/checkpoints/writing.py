@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from anlit.checkpoints.location import SHARDED, name_to_continue
+from anlit.checkpoints.location import SHARDED
+from anlit.checkpoints.newest import name_to_continue
 from anlit.errors import RunError
 
 PARTIAL = ".partial-"

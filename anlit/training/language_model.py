@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.utils import clip_grads_with_norm_
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -398,8 +398,9 @@ class LanguageModel(HostBatches):
         self.step_loss.scale_gradients(self.model.parameters())
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
         norm = total_norm(gradients)
-        if gradient_clip_algorithm == "value":
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if gradient_clip_val and gradient_clip_algorithm == "value":
+            # Lightning's function refuses fused optimizers with bf16-mixed.
+            clip_grad_value_(self.model.parameters(), gradient_clip_val)
         elif gradient_clip_val:
             clip_grads_with_norm_(self.model.parameters(), gradient_clip_val, norm)
         norm = full_tensor(norm)

@@ -111,6 +111,11 @@ def set_validation_rule(trainer: L.Trainer, is_due: Callable[[Callable[[], bool]
     loop._should_check_val_fx = lambda data_fetcher: is_due(partial(rule, loop, data_fetcher))
 
 
+def may_stop_early(trainer: L.Trainer) -> bool:
+    """Whether `min_steps` and `min_epochs` let a request stop the run."""
+    return trainer.fit_loop._can_stop_early
+
+
 class FetchTimer:
     """Tells `note` the seconds of each `next(loader)` of training.
 

@@ -21,6 +21,7 @@ from anlit.checkpoints.location import (
     checkpoint_of_run,
     complete_checkpoints,
 )
+from anlit.checkpoints.newest import checkpoints_to_continue, name_to_continue
 from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG
 from anlit.config.labels import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
@@ -207,7 +208,7 @@ def holds_run(run: Path) -> bool:
 def _refuse_occupied(run: Path, detail: str = "") -> None:
     """Refuse a folder with files of a run. Only this run may write over them."""
     if holds_run(run):
-        checkpoint = location.name_to_continue(run / CHECKPOINTS)
+        checkpoint = name_to_continue(run / CHECKPOINTS)
         raise UserError(
             f"run_dir={run} already holds a run{detail}: continue it with --ckpt_path "
             f"{checkpoint}, or choose another --run_dir"
@@ -223,7 +224,7 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int, announce: bool) -> None
     """
     if os.path.lexists(run / CHECKPOINTS / LAST):
         return
-    checkpoints = complete_checkpoints(run / CHECKPOINTS)
+    checkpoints = checkpoints_to_continue(run / CHECKPOINTS)
     n_steps = _logged_steps(run / METRICS)
     record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
     has_steps_of_run = bool(record) or not n_steps  # a run writes its record first

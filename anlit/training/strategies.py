@@ -20,11 +20,11 @@ from anlit.checkpoints import sharded
 from anlit.checkpoints.averages import AVERAGES, CURRENT, STATE, separate_averages
 from anlit.checkpoints.checkpoint_io import (
     AtomicCheckpointIO,
-    read_without_shards,
     rename_parameters,
 )
-from anlit.checkpoints.integrity import UNREADABLE, DamagedError, damaged_checkpoint, verify
+from anlit.checkpoints.integrity import UNREADABLE, DamagedError, verify
 from anlit.checkpoints.location import is_sharded
+from anlit.checkpoints.newest import damaged_checkpoint, read_without_shards
 from anlit.errors import UserError
 from anlit.nn.layers.precision import wide_dtype
 from anlit.nn.layers.sharded import local_tensor

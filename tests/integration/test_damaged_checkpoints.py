@@ -77,6 +77,24 @@ def test_no_damage_of_a_file_is_overlooked(finished: Path, tmp_path: Path, damag
     assert_last_is_refused(run_dir)
 
 
+def test_the_latest_step_is_named_whatever_the_times_of_the_files(
+    trained: Train, tmp_path: Path
+) -> None:
+    """A copy may have other times. A checkpoint of weights alone continues nothing."""
+    keep = "--trainer.callbacks+=anlit.training.callbacks.StepCheckpoints"
+    weights = (keep, "--trainer.callbacks.steps=7", "--trainer.callbacks.save_weights_only=true")
+    whole = trained("--trainer.max_steps=7", keep, "--trainer.callbacks.steps=2", *weights)
+    checkpoints = shutil.copytree(whole, tmp_path / "run") / "checkpoints"
+    (checkpoints / "best.ckpt").unlink()
+    files = [checkpoints / f"step-0000000{step}.ckpt" for step in (6, 4, 2)]
+    for seconds, file in enumerate(files):
+        os.utime(file, (seconds, seconds))
+    cut_short(checkpoints / "last.ckpt")
+
+    with pytest.raises(UserError, match=rf"is damaged \(.*\): continue with .* {files[0]}$"):
+        refuse_damaged(checkpoints / "last.ckpt")
+
+
 @pytest.mark.parametrize("damage", PARTS.values(), ids=PARTS.keys())
 def test_no_damage_of_a_part_is_overlooked(sharded: Path, tmp_path: Path, damage: Damage) -> None:
     run_dir = shutil.copytree(sharded, tmp_path / "run", symlinks=True)

@@ -13,7 +13,11 @@ from anlit.errors import PREEMPTED
 from anlit.study.state import note_end, note_start, read_state
 from anlit.training.run_folder import lock_run_folder
 from tests.integration.conftest import (
+    KILLED,
     STEPS,
+    Train,
+    assert_same_curves,
+    assert_same_training_state,
     fit_arguments,
     last_checkpoint,
     run,
@@ -21,7 +25,7 @@ from tests.integration.conftest import (
     steps_logged,
 )
 from tests.integration.ranks import start_ranks
-from tests.integration.run_files import contents, record_of, values
+from tests.integration.run_files import contents, file_names, record_of, values
 
 
 def test_a_second_run_on_the_same_folder_is_refused(shards: Path, tmp_path: Path, refusal) -> None:
@@ -94,6 +98,28 @@ def test_without_last_ckpt_a_run_goes_on_from_its_best_and_is_not_begun_anew(
         assert last_checkpoint(run_dir)["global_step"] == 22
     else:
         assert f"ckpt_path={run_dir}/checkpoints/best.ckpt does not exist" in refusal(*best)
+
+
+def test_a_run_with_weights_alone_from_before_its_first_checkpoint_starts_again(
+    shards: Path, tmp_path: Path
+) -> None:
+    arguments = fit_arguments(
+        shards,
+        tmp_path,
+        "--trainer.max_steps=6",
+        "--ckpt_path=last",
+        "--trainer.callbacks+=anlit.training.callbacks.StepCheckpoints",
+        "--trainer.callbacks.steps=3",
+        "--trainer.callbacks.save_weights_only=true",
+    )
+    assert run([*arguments, *signal_at("SIGKILL", 4)]) == KILLED
+    assert file_names(tmp_path / "checkpoints") == {"weights-00000003.ckpt"}
+
+    assert main(arguments) == 0
+
+    assert values(record_of(tmp_path)["launches"], "step") == [0, 0]
+    weights = {"weights-00000003.ckpt", "weights-00000006.ckpt"}
+    assert file_names(tmp_path / "checkpoints") == {"last.ckpt", "best.ckpt", *weights}
 
 
 OTHER = "--ckpt_path={}/checkpoints/last.ckpt"
@@ -258,3 +284,29 @@ def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
         (PREEMPTED, "interrupted", "interrupted", 12),
         (0, "finished", "finished", 16),
     ]
+
+
+def test_a_run_of_several_launches_has_the_validations_of_one_launch(
+    shards: Path, tmp_path: Path, monkeypatch, trained: Train
+) -> None:
+    """The end of a launch's time adds no validation and no row. The clock is as above."""
+    settings = (
+        "--trainer.max_steps=10",
+        "--trainer.val_check_interval=4",
+        "--trainer.log_every_n_steps=3",
+        "--checkpoint_every_n_steps=100",
+    )
+    whole = trained(*settings)
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
+    launch = fit_arguments(
+        shards, tmp_path, *settings, "--trainer.max_time=00:00:00:06", "--ckpt_path=last"
+    )
+
+    codes = [main(launch) for _ in range(4)]
+
+    assert {*codes} == {PREEMPTED, 0}
+    assert codes == sorted(codes, reverse=True)
+    assert values(record_of(tmp_path)["launches"], "step")[-1] not in (0, 4, 8)
+    assert_same_training_state(last_checkpoint(whole), last_checkpoint(tmp_path))
+    assert_same_curves(whole, tmp_path)

@@ -24,7 +24,7 @@ from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks.norms import NormMonitor
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.optim.optimizers import parameter_groups
-from anlit.training.optim.schedule import Cosine
+from anlit.training.optim.schedule import Constant, Cosine
 from tests.data.modules import collate, quiet_trainer
 from tests.nn.models.tiny import (
     SIZE,
@@ -140,6 +140,21 @@ def test_a_model_cast_to_bfloat16_is_validated_in_full_precision() -> None:
     mean = np.mean(validation.losses)
     assert len(validation.losses) == 150
     assert validation.logged_loss == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_gradients_are_clipped_by_value_also_with_a_fused_optimizer(precision: Any) -> None:
+    sgd = partial(torch.optim.SGD, lr=1.0, fused=True)
+    model = tiny(GPT, optimizer=sgd, schedule=Constant())
+    before = [weight.detach().clone() for weight in model.parameters()]
+    clipping: dict[str, Any] = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
+
+    fit(model, 1, precision=precision, **clipping)
+
+    changes = []
+    for weight, old in zip(model.parameters(), before, strict=True):
+        changes.append((weight - old).abs().max().item())
+    assert max(changes) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_sgd_of_bfloat16_weights_on_a_cpu_has_the_kernel_whose_steps_are_right() -> None:

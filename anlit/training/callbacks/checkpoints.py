@@ -1,6 +1,7 @@
 """`last.ckpt` to resume from and `best.ckpt` to keep, each complete or absent."""
 
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,14 +10,15 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info
 
-from anlit.checkpoints.checkpoint_io import step_of
 from anlit.checkpoints.location import CHECKPOINTS, STEP_NAME, is_checkpoint
+from anlit.checkpoints.newest import step_of
 from anlit.errors import Preempted, RunError, UserError
 from anlit.training.callbacks.whole_steps import is_last_step
 from anlit.training.interruption import LOG_FAILED, Interruption
 from anlit.training.lightning_internals import (
     collect_log_errors,
     completes_step,
+    may_stop_early,
     save_checkpoint_now,
     stop_asking_for_sigterm,
     validation_follows,
@@ -107,6 +109,10 @@ class LastCheckpoint(ModelCheckpoint):
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint):
                 replace_leftovers(callback, trainer.global_step)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Timer):
+                check_time = partial(self._check_time, callback.on_train_batch_end)
+                callback.on_train_batch_end = check_time  # type: ignore[method-assign]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
@@ -148,6 +154,21 @@ class LastCheckpoint(ModelCheckpoint):
         if not isinstance(exception, KeyboardInterrupt):
             self.interruption.restore()
             _end_launched_ranks(trainer)
+
+    def _check_time(self, check_time: Callable[..., None], trainer: L.Trainer, *batch: Any) -> None:
+        """Replace a Timer's `on_train_batch_end`: the end of the time acts as Slurm's warning.
+
+        A request to stop would add a validation and a row of metrics. A run of several launches
+        would have another best checkpoint than a run of one launch, and less patience in
+        EarlyStopping.
+        """
+        is_stopping = trainer.should_stop
+        check_time(trainer, *batch)
+        if not trainer.should_stop or is_stopping:
+            return
+        trainer.should_stop = False
+        if may_stop_early(trainer) and not is_last_step(trainer):
+            self.interruption.signal = self.interruption.signal or signal.SIGUSR1
 
     def _stop_at_signal(self, trainer: L.Trainer) -> None:
         """End the run when its checkpoint is complete, if a signal has come."""

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from anlit.checkpoints.location import complete_checkpoints
+from anlit.checkpoints.newest import checkpoints_to_continue
 from anlit.errors import DivergenceError, UserError
 from anlit.nn.layers.sharded import local_tensor
 from anlit.training.lightning_internals import is_logged
@@ -113,7 +113,7 @@ def divergence_error(trainer: L.Trainer, event: str) -> DivergenceError:
     for callback in trainer.checkpoint_callbacks:
         folder = getattr(callback, "dirpath", None)
         if folder:
-            checkpoints += complete_checkpoints(Path(folder))
+            checkpoints += checkpoints_to_continue(Path(folder))
     newest = checkpoints[0] if checkpoints else "none yet"
     return DivergenceError(
         f"{event}: lower the learning rate (model.optimizer) or inspect the data; the last good "
