@@ -52,7 +52,15 @@ from anlit.config.start_folder import data_paths_from_start
 from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards
-from anlit.errors import PREEMPTED, RUN_FOLDER, DivergenceError, Preempted, RunError, UserError
+from anlit.errors import (
+    INTERRUPTED,
+    PREEMPTED,
+    RUN_FOLDER,
+    DivergenceError,
+    Preempted,
+    RunError,
+    UserError,
+)
 from anlit.io.read import read_yaml
 from anlit.nn.models.runtime import flush_denormals, without_matrices
 from anlit.reporting.table import console
@@ -411,8 +419,9 @@ def main(arguments: list[str]) -> int:
             refusals.tell(PREEMPTED)
             return PREEMPTED
         raise
-    except Preempted:  # before training, while other ranks may not have received the signal
-        refusals.tell(PREEMPTED)
+    except (Preempted, KeyboardInterrupt) as error:
+        # Before training, while other ranks may not have received the signal.
+        refusals.tell(PREEMPTED if isinstance(error, Preempted) else INTERRUPTED)
         raise
     except Exception as error:
         machine_error = run_error(error)

@@ -177,12 +177,12 @@ class Signalled(L.Callback):
         subprocess.run(["/bin/kill", "-s", name, "--", str(target)], check=False)
 
 
-class PreemptedWhenMade(L.Callback):
-    """Sends SIGTERM to a rank before the ranks are connected."""
+class SignalledWhenMade(L.Callback):
+    """Sends the signal `name` to a rank before the ranks are connected."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, name: str) -> None:
         if os.environ["RANK"] == str(rank):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.Signals[name])
 
 
 class OwnThroughput(ThroughputMonitor):

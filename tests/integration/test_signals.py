@@ -128,12 +128,15 @@ def test_a_signal_ends_a_run_in_order(
     assert_ends_in_order(shards, tmp_path, trained, printed, *case, workers=workers)
 
 
-def test_a_signal_to_one_rank_before_training_ends_both(shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", PREEMPTED), ("SIGINT", 130)])
+def test_a_signal_to_one_rank_before_training_ends_both(
+    shards: Path, tmp_path: Path, name: str, code: int
+) -> None:
     """Otherwise the other rank would wait for half an hour."""
-    stop = callback("integration.callbacks.PreemptedWhenMade", rank=1)
+    stop = callback("integration.callbacks.SignalledWhenMade", rank=1, name=name)
     arguments = fit_arguments(shards, tmp_path / "run", *SETTINGS, *DDP, *stop)
     codes, _ = run_ranks_with_logs(arguments, 2, tmp_path / "log")
-    assert codes == [PREEMPTED, PREEMPTED]
+    assert codes == [code, code]
 
 
 def run_under_nohup(arguments: list[str]) -> None:
