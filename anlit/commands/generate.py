@@ -111,34 +111,32 @@ def main(argv: list[str]) -> None:
         checkpoint, options.tokenizer, options.special_tokens or options.chat
     )
     if options.interactive:
-        converse(options, checkpoint, tokenizer)
+        converse(options, tokenizer)
     elif len(prompts) == 1 and options.samples == 1 and not options.json:
-        Dialogue(options, checkpoint, tokenizer).answer(prompts[0])
+        Dialogue(options, tokenizer).answer(prompts[0])
     else:
-        print_continuations(options, prompts, checkpoint, tokenizer)
+        print_continuations(options, prompts, tokenizer)
 
 
 def print_continuations(
-    options: argparse.Namespace, prompts: Sequence[str], checkpoint: Any, tokenizer: Any
+    options: argparse.Namespace, prompts: Sequence[str], tokenizer: Any
 ) -> None:
     """Print several continuations when they are done, as text or as JSON."""
-    from anlit.data.tokenizer import vocabulary_size
-    from anlit.evaluation.generation import Request, Sampling, generate
+    from anlit.evaluation.generation import Request, Sampling
+    from anlit.evaluation.text_generation import continue_requests
     from anlit.evaluation.text_stream import decode_continuation
 
     requests = []
     for prompt in prompts:
-        tokens = _encode_prompt(prompt, tokenizer, checkpoint, options.chat)
+        tokens = _encode_prompt(prompt, tokenizer, options.chat)
         requests += [Request(tokens, sample) for sample in range(options.samples)]
-    continuations = generate(
-        checkpoint.model.model,
+    continuations = continue_requests(
+        tokenizer,
         requests,
         options.max_tokens,
         Sampling(options.temperature, options.top_k, options.top_p, options.seed),
-        separator=tokenizer.inner_separator(checkpoint, options.chat),
+        is_chat=options.chat,
         batch_size=options.batch_size,
-        n_allowed=vocabulary_size(tokenizer.tokenizer),
-        stop_tokens=tokenizer.stop_tokens,
     )
     for number, (request, result) in enumerate(zip(requests, continuations, strict=True)):
         prompt_number = number // options.samples
@@ -172,13 +170,13 @@ def _refuse_prompts(options: argparse.Namespace) -> None:
             raise UserError(f"{name} does not go with --interactive: leave one of them out")
 
 
-def _encode_prompt(prompt: str, tokenizer: Any, checkpoint: Any, is_chat: bool) -> list[int]:
+def _encode_prompt(prompt: str, tokenizer: Any, is_chat: bool) -> list[int]:
     """Return the tokens of a prompt; of a conversation by the model's chat template."""
     from anlit.evaluation.chat import read_messages
 
     if is_chat:
-        return tokenizer.encode(tokenizer.render_chat(read_messages(prompt)))
-    return tokenizer.encode_prompt(prompt, checkpoint)
+        return tokenizer.encode_chat(read_messages(prompt))
+    return tokenizer.encode_prompt(prompt)
 
 
 def _text_context(request: Any, is_chat: bool) -> Sequence[int]:

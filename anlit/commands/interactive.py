@@ -4,17 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
-from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.chat import Message, read_messages
 from anlit.evaluation.documents import AS_UTF8, SURROGATE
-from anlit.evaluation.generation import Request, Sampling, generate
+from anlit.evaluation.generation import Request, Sampling
+from anlit.evaluation.text_generation import continue_requests
 from anlit.evaluation.text_stream import TextStream
 from anlit.evaluation.tokenizer import CheckpointTokenizer
 from anlit.reporting.text import echo
-from anlit.training.load_model import Checkpoint
 
 MARK = ">>> "
 """What a terminal shows where a prompt can be typed."""
@@ -34,12 +32,9 @@ class Dialogue:
     The n-th answer is sample n of its prompt, as in `anlit generate --samples`.
     """
 
-    def __init__(
-        self, options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: CheckpointTokenizer
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, tokenizer: CheckpointTokenizer) -> None:
         """Raises UserError if a conversation is wanted and the model has no template."""
         self.options = options
-        self.checkpoint = checkpoint
         self.tokenizer = tokenizer
         self.sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
         self.messages: list[Message] = []
@@ -54,7 +49,7 @@ class Dialogue:
         """
         with suppress(ImportError):
             import readline  # noqa: F401  input() has a history and can be edited
-        notice = f"{self.checkpoint.label}: {HELP} lists what you can do\n"
+        notice = f"{self.tokenizer.checkpoint.label}: {HELP} lists what you can do\n"
         while True:
             line = None
             try:
@@ -101,14 +96,14 @@ class Dialogue:
         if self.options.chat:
             self._answer_message(prompt)
             return
-        tokens = self.tokenizer.encode_prompt(prompt, self.checkpoint)
+        tokens = self.tokenizer.encode_prompt(prompt)
         echo(prompt, end="")
         self._answer(tokens, tokens, [])
 
     def _answer_message(self, line: str) -> None:
         """Answer a message. Messages and answer stay, if the answer has text; else both go."""
         messages = [*self.messages, *read_messages(line)]
-        tokens = self.tokenizer.encode(self.tokenizer.render_chat(messages))
+        tokens = self.tokenizer.encode_chat(messages)
         pieces: list[str] = []
         try:
             self._answer(tokens, [], pieces)
@@ -130,23 +125,21 @@ class Dialogue:
 
         request = Request(tokens, self.n_answers)
         self.n_answers += 1
-        generate(
-            self.checkpoint.model.model,
+        continue_requests(
+            self.tokenizer,
             [request],
             self.options.max_tokens,
             self.sampling,
-            separator=self.tokenizer.inner_separator(self.checkpoint, self.options.chat),
-            n_allowed=vocabulary_size(self.tokenizer.tokenizer),
+            is_chat=self.options.chat,
             on_token=lambda number, token: show(stream.add(token)),
-            stop_tokens=self.tokenizer.stop_tokens,
         )
         show(stream.finish())
         echo()
 
 
-def converse(options: argparse.Namespace, checkpoint: Checkpoint, tokenizer: Any) -> None:
+def converse(options: argparse.Namespace, tokenizer: CheckpointTokenizer) -> None:
     """Answer what comes from the terminal or from the pipe on standard input."""
-    dialogue = Dialogue(options, checkpoint, tokenizer)
+    dialogue = Dialogue(options, tokenizer)
     if sys.stdin.isatty():
         dialogue.run_in_terminal()
     else:

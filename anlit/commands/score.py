@@ -168,9 +168,9 @@ def main(argv: list[str]) -> None:
         (document.tokens for document in documents_to_score),
         length,
         stride,
-        tokenizer.scoring_separator(checkpoint),
+        tokenizer.scoring_separator(),
         options.batch_size,
-        is_one_document=tokenizer.inner_separator(checkpoint, options.chat).token is None,
+        is_one_document=tokenizer.inner_separator(options.chat).token is None,
     )
 
     def scored_documents() -> Iterator[ScoredText]:

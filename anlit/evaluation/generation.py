@@ -125,6 +125,14 @@ class Sampling:
         return tokens.gather(-1, torch.minimum(index, last))[:, 0]
 
 
+OnToken = Callable[[int, int], None]
+"""Called at once with the number of a request and its new token."""
+
+
+def ignore_token(number: int, token: int) -> None:
+    """Do nothing: the caller reads the continuations at their end."""
+
+
 def generate(
     decoder: Decoder,
     requests: Sequence[Request],
@@ -133,7 +141,7 @@ def generate(
     separator: Separator = Separator(),
     batch_size: int = 8,
     n_allowed: int | None = None,
-    on_token: Callable[[int, int], None] = lambda number, token: None,
+    on_token: OnToken = ignore_token,
     stop_tokens: Collection[int] = (),
 ) -> list[Continuation]:
     """Continue every request by at most `max_tokens` tokens.
@@ -145,7 +153,7 @@ def generate(
         requests: Continued `batch_size` at a time, in this order.
         separator: Its token ends a continuation, and separates documents inside a prompt.
         n_allowed: Draw only tokens below this. Tokens that round a vocabulary up have no text.
-        on_token: Called at once with the number of the request and its new token.
+        on_token: Gets each new token.
         stop_tokens: Further tokens that end a continuation, but no document inside a prompt.
 
     Raises:

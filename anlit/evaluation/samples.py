@@ -19,10 +19,10 @@ from anlit.data.attributes import fingerprint_of, name_of, tokenizer_content_of
 from anlit.data.batch import document_ids
 from anlit.data.module import TokenShards
 from anlit.data.storage.store import TokenStore
-from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.documents import read_documents
-from anlit.evaluation.generation import Request, Sampling, generate
+from anlit.evaluation.generation import Request, Sampling
+from anlit.evaluation.text_generation import continue_requests
 from anlit.evaluation.text_stream import REPLACEMENT, decode_continuation
 from anlit.evaluation.tokenizer import (
     CheckpointTokenizer,
@@ -253,7 +253,7 @@ class _Session:
         self.prompts = prompts
         self.requests = []
         for prompt in prompts:
-            tokens = self.tokenizer.encode_prompt(prompt, self.checkpoint)
+            tokens = self.tokenizer.encode_prompt(prompt)
             self.requests.append(Request(tokens))
 
     def _load_tokenizer(self, tokenizer: str | None, data: Any) -> CheckpointTokenizer:
@@ -276,16 +276,8 @@ class _Session:
 
     def continue_prompts(self, max_tokens: int, sampling: Sampling) -> list[str]:
         """The text that follows each prompt, as `anlit generate` prints it."""
+        continuations = continue_requests(self.tokenizer, self.requests, max_tokens, sampling)
         tokenizer = self.tokenizer.tokenizer
-        continuations = generate(
-            self.checkpoint.model.model,
-            self.requests,
-            max_tokens,
-            sampling,
-            separator=self.tokenizer.inner_separator(self.checkpoint, is_chat=False),
-            n_allowed=vocabulary_size(tokenizer),
-            stop_tokens=self.tokenizer.stop_tokens,
-        )
         texts = []
         for request, continuation in zip(self.requests, continuations, strict=True):
             texts.append(decode_continuation(tokenizer, request.prompt, continuation.tokens))

@@ -32,8 +32,9 @@ class MissingTokenizerError(UserError):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointTokenizer:
-    """A tokenizer, and how its corpus separates documents."""
+    """The tokenizer of a checkpoint, and how its corpus separates documents."""
 
+    checkpoint: Checkpoint
     tokenizer: Tokenizer
     content: bytes
     """The content of tokenizer.json."""
@@ -54,7 +55,7 @@ class CheckpointTokenizer:
         """The tokens of a text alone."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode_prompt(self, text: str, checkpoint: Checkpoint) -> list[int]:
+    def encode_prompt(self, text: str) -> list[int]:
         """The tokens of a document that begins with `text`, after what training put before it.
 
         An empty text is the beginning of a document. If `text` begins with the special token
@@ -65,28 +66,34 @@ class CheckpointTokenizer:
         """
         tokens = self.encode(text)
         if not tokens:
-            return [self._begin_token(checkpoint)]
-        prefix = self._prefix(checkpoint)
-        if self.separator.token is not None and self._sees_separator(checkpoint):
+            return [self._begin_token()]
+        prefix = self._prefix()
+        if self.separator.token is not None and self._sees_separator():
             prefix = [self.separator.token]
         if tokens[: len(prefix)] == prefix:
             return tokens
         return [*prefix, *tokens]
 
-    def inner_separator(self, checkpoint: Checkpoint, is_chat: bool) -> Separator:
+    def inner_separator(self, is_chat: bool) -> Separator:
         """The separator that ends a document inside of a text.
 
         A conversation has none, nor a text of an imported model. The end of a turn would hide the
         earlier turns from attention.
         """
-        if is_chat or not checkpoint.is_trained_here:
+        if is_chat or not self.checkpoint.is_trained_here:
             return Separator()
         return self.separator
 
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation after which the model answers. Errors as in `render_chat`.
+
+        Nothing precedes them. The tokenizer has to know special tokens in texts (see
+        `load_checkpoint_tokenizer`).
+        """
+        return self.encode(self.render_chat(messages))
+
     def render_chat(self, messages: Sequence[Message], is_answered: bool = False) -> str:
         """Render a conversation with the model's chat template.
-
-        Encode the text with special tokens (see `load_checkpoint_tokenizer`). Nothing precedes it.
 
         Raises:
             UserError: The model has no template, or it refuses this conversation.
@@ -104,13 +111,13 @@ class CheckpointTokenizer:
             )
         return template
 
-    def scoring_separator(self, checkpoint: Checkpoint) -> Separator:
+    def scoring_separator(self) -> Separator:
         """The separator after which a text is scored, or the first token of an imported model.
 
         Raises:
             UserError: Texts of an imported model begin with several tokens.
         """
-        prefix = self._prefix(checkpoint)
+        prefix = self._prefix()
         if len(prefix) > 1:
             raise UserError(
                 f"the tokenizer puts {len(prefix)} tokens in front of a text, and a text is scored "
@@ -118,14 +125,14 @@ class CheckpointTokenizer:
             )
         if prefix:
             return Separator(prefix[0], "start")
-        if not checkpoint.is_trained_here and self.special_tokens.bos_token is not None:
+        if not self.checkpoint.is_trained_here and self.special_tokens.bos_token is not None:
             return Separator(self.special_tokens.bos_token)
         return self.separator
 
-    def _begin_token(self, checkpoint: Checkpoint) -> int:
+    def _begin_token(self) -> int:
         """The token after which a document begins; UserError if the vocabulary has none."""
-        prefix = self._prefix(checkpoint)
-        token = prefix[-1] if prefix else self.scoring_separator(checkpoint).token
+        prefix = self._prefix()
+        token = prefix[-1] if prefix else self.scoring_separator().token
         if token is None:
             raise UserError(
                 "the prompt is empty, and the model has no token that begins a document: "
@@ -133,18 +140,18 @@ class CheckpointTokenizer:
             )
         return token
 
-    def _sees_separator(self, checkpoint: Checkpoint) -> bool:
+    def _sees_separator(self) -> bool:
         """Whether a model trained here saw the separator before the texts of training."""
-        is_masked = checkpoint.model.model.document_masking
-        return checkpoint.is_trained_here and (self.separator.at == "start" or not is_masked)
+        is_masked = self.checkpoint.model.model.document_masking
+        return self.checkpoint.is_trained_here and (self.separator.at == "start" or not is_masked)
 
-    def _prefix(self, checkpoint: Checkpoint) -> list[int]:
+    def _prefix(self) -> list[int]:
         """The special tokens that an imported model's tokenizer puts in front of a text.
 
         An example is Llama's `<s>`. A model trained here has none: it saw the separators of its
         data instead.
         """
-        if checkpoint.is_trained_here:
+        if self.checkpoint.is_trained_here:
             return []
         encoding = self.tokenizer.encode("a", add_special_tokens=True)
         n_special = sum(takewhile(bool, encoding.special_tokens_mask))
@@ -198,7 +205,7 @@ def checkpoint_tokenizer(
     separator = _separator(checkpoint, parsed)
     parsed.encode_special_tokens = not special_tokens
     special = _find_special_tokens(checkpoint, path, parsed)
-    return CheckpointTokenizer(parsed, content, separator, special)
+    return CheckpointTokenizer(checkpoint, parsed, content, separator, special)
 
 
 def _check_fits_model(checkpoint: Checkpoint, tokenizer: Tokenizer, content: bytes) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.chat import Message
-from anlit.evaluation.generation import Request, Sampling, Separator, generate
+from anlit.evaluation.generation import Request, Sampling
 from anlit.evaluation.scoring import Scores, score_documents
+from anlit.evaluation.text_generation import continue_requests
 from anlit.evaluation.text_stream import decode_continuation
 from anlit.evaluation.tokenizer import CheckpointTokenizer, load_checkpoint_tokenizer
 from anlit.training import load_model
@@ -49,11 +49,11 @@ class TrainedModel(Checkpoint):
 
         Raises UserError if a number is out of its range, or the prompt has no tokens.
         """
-        tokens = self.tokenizer.encode_prompt(prompt, self)
+        tokenizer = self.tokenizer
+        request = Request(tokenizer.encode_prompt(prompt))
         sampling = Sampling(temperature, top_k, top_p, seed)
-        separator = self.tokenizer.inner_separator(self, is_chat=False)
-        drawn = self._draw(tokens, max_tokens, sampling, separator)
-        return decode_continuation(self.tokenizer.tokenizer, tokens, drawn)
+        (continuation,) = continue_requests(tokenizer, [request], max_tokens, sampling)
+        return decode_continuation(tokenizer.tokenizer, request.prompt, continuation.tokens)
 
     def chat(
         self,
@@ -70,26 +70,10 @@ class TrainedModel(Checkpoint):
         Raises UserError as `generate`, and if the model has no chat template.
         """
         tokenizer = self.chat_tokenizer
-        tokens = tokenizer.encode(tokenizer.render_chat(messages))
+        request = Request(tokenizer.encode_chat(messages))
         sampling = Sampling(temperature, top_k, top_p, seed)
-        separator = tokenizer.inner_separator(self, is_chat=True)
-        drawn = self._draw(tokens, max_tokens, sampling, separator)
-        return decode_continuation(tokenizer.tokenizer, [], drawn)
-
-    def _draw(
-        self, tokens: list[int], max_tokens: int, sampling: Sampling, separator: Separator
-    ) -> list[int]:
-        """Return the tokens drawn after `tokens`."""
-        (continuation,) = generate(
-            self.model.model,
-            [Request(tokens)],
-            max_tokens,
-            sampling,
-            separator=separator,
-            n_allowed=vocabulary_size(self.tokenizer.tokenizer),
-            stop_tokens=self.tokenizer.stop_tokens,
-        )
-        return continuation.tokens
+        (answer,) = continue_requests(tokenizer, [request], max_tokens, sampling, is_chat=True)
+        return decode_continuation(tokenizer.tokenizer, [], answer.tokens)
 
     def score(self, text: str, stride: int | None = None) -> Scores:
         """Return the log-likelihood in nats and the rank of each token of a text.
@@ -109,7 +93,7 @@ class TrainedModel(Checkpoint):
             [tokens],
             length,
             stride or max(1, length // 2),
-            self.tokenizer.scoring_separator(self),
+            self.tokenizer.scoring_separator(),
         )
         return scores
 

@@ -147,7 +147,7 @@ def test_a_separator_comes_before_the_prompt_if_the_model_saw_it(
     checkpoint = load_checkpoint(str(run), "cpu")
     tokenizer = load_checkpoint_tokenizer(checkpoint)
 
-    tokens = tokenizer.encode_prompt("the cat", checkpoint)
+    tokens = tokenizer.encode_prompt("the cat")
 
     text_tokens = tokenizer.tokenizer.encode("the cat").ids
     separator = [] if has_masking else [END]
