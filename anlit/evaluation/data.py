@@ -6,7 +6,7 @@ from typing import Any
 # A configuration may name any class of these modules. Classes that are not imported are refused.
 import anlit.data.corpora
 import anlit.data.mixture  # noqa: F401
-from anlit.config.labels import CONFIG, mapping
+from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import build_from_plain, shown, subclass_named
 from anlit.config.schema import DATA_ORDER, setting_of
 from anlit.config.start_folder import data_paths_from_start
@@ -27,30 +27,13 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
         UserError: Neither the run's data nor a path is known. The folder is missing or damaged. The
             model was trained with another tokenizer.
     """
-    section = mapping((checkpoint.config or {}).get("data"))
-    location = f"{checkpoint.file.parent.parent / CONFIG}: data"
-    settings = {}
-    for key, value in mapping(section.get("init_args")).items():
-        if _is_of_validation(key):
-            settings[key] = value
-    settings |= data_paths_from_start(checkpoint.file.parent.parent, checkpoint.config or {})
-    data_class: Any = TokenShards
-    if path is not None:
-        settings["path"] = path
-    elif "class" in (checkpoint.trained_on or {}):
-        name = shown((checkpoint.trained_on or {})["class"])
-        raise UserError(
-            f"{checkpoint.file} was trained on {name}, whose batches this command cannot cut into "
-            "other lengths: set --data to a prepared folder of its tokenizer; anlit validate has "
-            "the loss on its own batches"
-        )
-    elif isinstance(section.get("class_path"), str):
-        _refuse_addresses(settings, location)
-        data_class = subclass_named(TokenShards, section["class_path"], location)
+    location = "--data" if checkpoint.run is None else f"{checkpoint.run / CONFIG}: data"
+    settings = _validation_settings(checkpoint)
+    if path is None:
+        data_class = _class_of_data(checkpoint, settings, location)
     else:
-        raise UserError(
-            f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder"
-        )
+        data_class = TokenShards
+        settings["path"] = path
     # The texts of needles come from a prepared folder, which is evaluated instead.
     if path is not None or data_class is NeedleInHaystack:
         data_class = TokenShards
@@ -66,6 +49,35 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     data.val_context_length = data.val_blocks = None  # all blocks, in the length of training
     _check_tokenizer(checkpoint, data)
     return data
+
+
+def _validation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the settings of the run's data that are for its validation data too."""
+    if checkpoint.run is None or checkpoint.config is None:
+        return {}
+    settings = {}
+    for key, value in init_args(checkpoint.config.get("data")).items():
+        if _is_of_validation(key):
+            settings[key] = value
+    return settings | data_paths_from_start(checkpoint.run, checkpoint.config)
+
+
+def _class_of_data(checkpoint: Checkpoint, settings: dict[str, Any], location: str) -> Any:
+    """Return the class of the run's data. Raises UserError if the run has none of anlit's."""
+    trained_on = checkpoint.trained_on or {}
+    if "class" in trained_on:
+        raise UserError(
+            f"{checkpoint.file} was trained on {shown(trained_on['class'])}, whose batches this "
+            "command cannot cut into other lengths: set --data to a prepared folder of its "
+            "tokenizer; anlit validate has the loss on its own batches"
+        )
+    class_path = mapping((checkpoint.config or {}).get("data")).get("class_path")
+    if not isinstance(class_path, str):
+        raise UserError(
+            f"{checkpoint.file} is not in a run folder that names its data: set --data to a folder"
+        )
+    _refuse_addresses(settings, location)
+    return subclass_named(TokenShards, class_path, location)
 
 
 def _is_of_validation(key: str) -> bool:
