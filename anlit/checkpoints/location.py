@@ -53,6 +53,11 @@ def is_checkpoint(path: str | Path) -> bool:
     return Path(path).is_file() or is_sharded(path)
 
 
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder RUN of RUN/checkpoints/FILE; None for a file elsewhere."""
+    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+
+
 def checkpoint_of_run(run: str | Path, names: tuple[str, ...] = BEST_THEN_LAST) -> Path | None:
     """The run folder's first checkpoint in the order of `names`; None without a checkpoint."""
     paths = [Path(run) / CHECKPOINTS / name for name in names]

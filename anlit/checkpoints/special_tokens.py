@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anlit.checkpoints.exported import TOKENIZER
-from anlit.checkpoints.location import CHECKPOINTS, is_exported
+from anlit.checkpoints.location import is_exported, run_of
 from anlit.errors import UserError
 from anlit.io.read import read_json, read_text
 from anlit.io.write import write_json
@@ -177,9 +177,7 @@ def _is_named_template(entry: Any) -> bool:
 
 def text_folder(checkpoint: Path) -> Path | None:
     """The folder with a checkpoint's tokenizer: exported model or run; None for a lone file."""
-    if is_exported(checkpoint):
-        return checkpoint
-    return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else None
+    return checkpoint if is_exported(checkpoint) else run_of(checkpoint)
 
 
 def has_tokenizer(folder: Path, sha256: str | None) -> bool:

@@ -28,7 +28,7 @@ from anlit.reporting.figure import save, style
 from anlit.reporting.page import write_page
 from anlit.reporting.table import Table, console
 from anlit.reporting.text import code, literal
-from anlit.runs.folders import NO_CURVE, Run, load_run
+from anlit.runs.folders import Run, load_run
 from anlit.runs.groups import group_runs, last_of_seeds
 from anlit.training.load_model import (
     Checkpoint,
@@ -211,7 +211,7 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
 def _run_of(checkpoint: Checkpoint) -> Run:
     """The run of a checkpoint; for a file outside a run folder a run without content."""
     if checkpoint.run is None:
-        return Run(checkpoint.file, {}, {}, NO_CURVE, None)
+        return Run(checkpoint.file, {}, {})
     return load_run(checkpoint.run)
 
 

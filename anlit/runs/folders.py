@@ -105,14 +105,15 @@ NO_CURVE = Curve(*np.empty((3, 0)))
 class Run:
     """The content of one run folder.
 
-    `record` is run.json, `config` is config.yaml ({} if missing).
+    `record` is run.json, `config` is config.yaml ({} if missing). `bits_per_byte` is of the last
+    validation.
     """
 
     folder: Path
     config: dict[str, Any]
     record: dict[str, Any]
-    curve: Curve
-    bits_per_byte: float | None
+    curve: Curve = NO_CURVE
+    bits_per_byte: float | None = None
 
     @property
     def architecture(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from anlit.config.labels import mapping
 from anlit.errors import UserError
 from anlit.io.read import Row, parse_cell, read_rows
-from anlit.runs.folders import CONFIG, METRICS, NO_CURVE, RECORD, Run, read_settings_of_run
+from anlit.runs.folders import CONFIG, METRICS, RECORD, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show, without_arguments
 
@@ -80,7 +80,7 @@ def read_overviews(folders: Sequence[Path], tags: Sequence[str] = ()) -> list[Ov
 
     Raise UserError for a damaged configuration or record, or if no run has the tags.
     """
-    all_runs = [Run(folder, *read_settings_of_run(folder), NO_CURVE, None) for folder in folders]
+    all_runs = [Run(folder, *read_settings_of_run(folder)) for folder in folders]
     if not all_runs:
         return []
     root = Path(os.path.commonpath([folder.resolve() for folder in folders]))

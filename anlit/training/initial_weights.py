@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX
-from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
+from anlit.checkpoints.location import find_checkpoint, run_of
 from anlit.checkpoints.weights import (
     refuse_non_finite,
     refuse_other_architecture,
@@ -20,7 +20,7 @@ from anlit.config.labels import CONFIG, attention_label, class_name, init_args
 from anlit.config.objects import to_plain_values
 from anlit.config.schema import setting_of
 from anlit.errors import UserError
-from anlit.runs.folders import NO_CURVE, Run, read_settings_of_run
+from anlit.runs.folders import Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import read_model
@@ -89,9 +89,9 @@ def identity_of(file: Path, weights: dict[str, Tensor]) -> str:
         weights: Its weights, of any shape and dtype.
     """
     digest = sha256()
-    run_dir = file.parent.parent
-    if file.parent.name == CHECKPOINTS and (run_dir / CONFIG).exists():
-        run = Run(run_dir, *read_settings_of_run(run_dir), NO_CURVE, None)
+    run_dir = run_of(file)
+    if run_dir is not None and (run_dir / CONFIG).exists():
+        run = Run(run_dir, *read_settings_of_run(run_dir))
         origin = [file.name, learned_settings(run)]
         digest.update(json.dumps(origin, sort_keys=True, default=str).encode())
     else:

@@ -15,7 +15,7 @@ import anlit.training.models  # noqa: F401
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.exported import EMBEDDING, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
-from anlit.checkpoints.location import CHECKPOINTS, find_checkpoint
+from anlit.checkpoints.location import find_checkpoint, run_of
 from anlit.checkpoints.weights import refuse_non_finite
 from anlit.config.labels import ARCHITECTURES, CONFIG, attention_label, mapping
 from anlit.config.objects import build_from_plain, subclass_named
@@ -86,7 +86,7 @@ class Checkpoint:
     @property
     def run(self) -> Path | None:
         """The run folder of the file; None if the file lies elsewhere."""
-        return self.file.parent.parent if self.config is not None else None
+        return run_of(self.file) if self.config is not None else None
 
     @property
     def device(self) -> torch.device:
@@ -133,10 +133,10 @@ def load_checkpoint(path: str, device: str = "auto", **changes: Any) -> Checkpoi
 
 def _config_of_run(file: Path) -> dict[str, Any] | None:
     """The config.yaml of the run folder that has the checkpoint `file`; None outside of a run."""
-    config_file = file.parent.parent / CONFIG
-    if file.parent.name != CHECKPOINTS or not config_file.exists():
+    run = run_of(file)
+    if run is None or not (run / CONFIG).exists():
         return None
-    return mapping(read_yaml(config_file, advice="correct it, or copy the checkpoint elsewhere"))
+    return mapping(read_yaml(run / CONFIG, advice="correct it, or copy the checkpoint elsewhere"))
 
 
 def find_device(name: str) -> torch.device:
