@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 from anlit.config.options import ToolParser
-from anlit.io.read import read_json
 from anlit.reporting.text import say
-from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.runs.folders import read_run_record
 
 ARMS = ("gpt", "ngpt", "angpt", "angpt-scale-invariant")
 """Files in `configs/experiment/demo`; each is a run folder too."""
@@ -53,8 +52,7 @@ def fit_arguments(arm: str, run_dir: Path) -> list[str]:
 
 
 def is_finished(run_dir: Path) -> bool:
-    record = read_json(run_dir / RECORD, RECORD_SCHEMA, missing={})
-    return record.get("status") == "finished"
+    return read_run_record(run_dir).get("status") == "finished"
 
 
 def anlit(*arguments: str) -> int:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anlit.commands import COMMANDS
 from anlit.config.labels import mapping
 from anlit.errors import UserError
-from anlit.io.read import read_json
-from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.runs.folders import read_run_record
 from anlit.study.anneal import SCHEDULE, Annealing
 from anlit.study.grid import GridPoint
 from anlit.study.plan import PlannedRun, Study
@@ -103,7 +102,7 @@ def _refuse_replaced_data(
         if any(key.startswith("data.") and "path" in key for key in seed.settings):
             continue  # each seed has a corpus of its own
         folder = output / PlannedRun(run.arm, run.point, seed).name
-        record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+        record = read_run_record(folder)
         trained_on = mapping(record.get("data")).get("content_sha256")
         if content_sha256 and trained_on and trained_on != content_sha256:
             raise UserError(

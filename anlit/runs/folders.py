@@ -336,8 +336,15 @@ def read_settings_of_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config = {}
     if (folder / CONFIG).exists():
         config = read_yaml(folder / CONFIG, (dict, type(None)), LEAVE_OUT)
-    record = read_json(folder / RECORD, RECORD_SCHEMA, LEAVE_OUT, missing={})
-    return mapping(config), record
+    return mapping(config), read_run_record(folder, LEAVE_OUT)
+
+
+def read_run_record(folder: Path, advice: str = "repair or remove it") -> dict[str, Any]:
+    """The content of run.json in a run folder, {} without the file.
+
+    Raises UserError, which ends in `advice`, for a damaged file.
+    """
+    return read_json(folder / RECORD, RECORD_SCHEMA, advice, missing={})
 
 
 def _read_validation(path: Path) -> tuple[Curve, float | None]:

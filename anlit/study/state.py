@@ -7,7 +7,7 @@ from anlit.errors import PREEMPTED
 from anlit.io.provenance import utc_time
 from anlit.io.read import read_json
 from anlit.io.write import write_json
-from anlit.runs.folders import LAUNCHES, RECORD, RECORD_SCHEMA, load_run
+from anlit.runs.folders import LAUNCHES, RECORD, load_run, read_run_record
 
 LOG = "fit.log"
 LAUNCHES_SCHEMA = [{"started": str, "how": str, "ended": str, "exit_code": int}]
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 def read_state(folder: Path) -> State:
     """Read the state of the run in `folder`."""
-    record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+    record = read_run_record(folder)
     status = record.get("status")
     if status == "finished":
         if load_run(folder).diverged:
@@ -89,7 +89,7 @@ def note_failure(folder: Path, reason: str) -> None:
 def forget_failure(folder: Path) -> None:
     """Let a failed run be tried again, from its last checkpoint if it has one."""
     (folder / LAUNCHES).unlink(missing_ok=True)
-    record = read_json(folder / RECORD, RECORD_SCHEMA, missing={})
+    record = read_run_record(folder)
     if record.get("status") == "failed":
         write_json(folder / RECORD, record | {"status": "interrupted"})
 

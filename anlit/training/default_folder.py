@@ -18,9 +18,8 @@ from lightning.fabric.plugins.environments import (
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.errors import UserError
-from anlit.io.read import read_json
 from anlit.reporting.text import echo
-from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.runs.folders import read_run_record
 from anlit.training.run_folder import holds_run, lock_run_folder, make_run_folder
 
 RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -94,7 +93,7 @@ def _free_folder(folder: str, locks: bool) -> tuple[str, IO[str] | None]:
 
 @rank_zero_only
 def _say_what_is_taken(taken: str, folder: str) -> None:
-    record = read_json(Path(folder) / RECORD, RECORD_SCHEMA, missing={})
+    record = read_run_record(Path(folder))
     echo(
         f"{folder} holds a run ({record.get('status') or 'not yet recorded'}), so this run takes "
         f"{taken}: continue it with --run_dir {taken} --ckpt_path last, the other with "

@@ -27,9 +27,9 @@ from anlit.config.labels import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.io.provenance import utc_time
-from anlit.io.read import parse_cell, read_json, read_rows, read_yaml
+from anlit.io.read import parse_cell, read_rows, read_yaml
 from anlit.reporting.text import echo
-from anlit.runs.folders import METRICS, RECORD, RECORD_SCHEMA, SAMPLES
+from anlit.runs.folders import METRICS, RECORD, SAMPLES, read_run_record
 from anlit.training.loggers import HPARAMS_FILE
 
 FIT_LOCK = ".fit.lock"
@@ -114,7 +114,7 @@ def remove_refused_start(run_dir: str) -> None:
 
 def _has_trained(run: Path) -> bool:
     """Whether a batch was trained on: then the record lists the kernels of attention, if any."""
-    record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
+    record = read_run_record(run)
     return record.get("attention") is not None
 
 
@@ -226,7 +226,7 @@ def _refuse_to_begin_anew(run: Path, every_n_steps: int, announce: bool) -> None
         return
     checkpoints = checkpoints_to_continue(run / CHECKPOINTS)
     n_steps = _logged_steps(run / METRICS)
-    record = read_json(run / RECORD, RECORD_SCHEMA, missing={})
+    record = read_run_record(run)
     has_steps_of_run = bool(record) or not n_steps  # a run writes its record first
     is_before_checkpoint = n_steps <= 2 * every_n_steps and record.get("status") != "finished"
     if not checkpoints and has_steps_of_run and is_before_checkpoint:

@@ -23,10 +23,9 @@ from anlit.data.attributes import fingerprint_of, tokenizer_content_of
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
 from anlit.io.provenance import git_state, machine, utc_time, versions
-from anlit.io.read import read_json
 from anlit.io.write import replacing, write_json
 from anlit.nn.attention.attention import Attention, attention_layers, kernels_in_use
-from anlit.runs.folders import RECORD, RECORD_SCHEMA
+from anlit.runs.folders import RECORD, read_run_record
 from anlit.training.callbacks.checkpoints import is_out_of_time
 from anlit.training.load_model import device_name
 from anlit.training.loggers import log_settings
@@ -79,7 +78,7 @@ class RunRecord(L.Callback):
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         data = getattr(trainer, "datamodule", None)
-        earlier_record = read_json(self.path, RECORD_SCHEMA, missing={})
+        earlier_record = read_run_record(self.path.parent)
         launches = earlier_record.get("launches") or []
         labels = {
             "name": self.name or earlier_record.get("name"),
@@ -177,7 +176,7 @@ class RunRecord(L.Callback):
                 f"(trainer.{name}={getattr(trainer, name)}): nothing to do; more come with "
                 f"--trainer.{name} N"
             )
-            self.record = read_json(self.path, RECORD_SCHEMA, missing={})
+            self.record = read_run_record(self.path.parent)
         if self.record.get("status") != "finished":
             early = stopped_early(trainer)
             if early:
