@@ -74,6 +74,7 @@ from anlit.training.initial_weights import load_initial_weights
 from anlit.training.language_model import LanguageModel
 from anlit.training.lightning_internals import (
     CommandLine,
+    callbacks_of_class,
     set_max_steps,
     start_method,
     wrap_on_current_stream,
@@ -178,8 +179,7 @@ class FitCommand(ConfigurationParser):
 
     def _last_checkpoints(self) -> list[LastCheckpoint]:
         """The callback that handles signals in `fit`; none in other subcommands."""
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [callback for callback in callbacks if isinstance(callback, LastCheckpoint)]
+        return callbacks_of_class(self.trainer, LastCheckpoint)
 
     def _raise_if_signalled(self, error: Exception) -> None:
         """Raise the error of a signal, if a signal came before `error`, which it may have caused.

@@ -36,7 +36,11 @@ from anlit.runs.folders import SAMPLES
 from anlit.training.callbacks.attention_statistics import require_positive
 from anlit.training.callbacks.checkpoints import end_after_log_error
 from anlit.training.callbacks.throughput import Throughput
-from anlit.training.lightning_internals import call_noting_errors
+from anlit.training.lightning_internals import (
+    call_noting_errors,
+    callbacks_of_class,
+    data_module_of,
+)
 from anlit.training.load_model import Checkpoint
 
 COLUMNS = ["step", "tokens", "prompt", "text"]
@@ -108,7 +112,7 @@ class Samples(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Encode the prompts; UserError if there will be no text."""
-        data = getattr(trainer, "datamodule", None)
+        data = data_module_of(trainer)
         if self.prompts is None and not hasattr(data, "stores"):
             raise UserError("Samples needs prompts for data of your own: set its prompts")
         self._session = _Session(self.prompts, self.tokenizer, trainer, pl_module)
@@ -236,7 +240,7 @@ class _Session:
     def __init__(
         self, prompts: list[str] | None, tokenizer: str | None, trainer: L.Trainer, model: Any
     ) -> None:
-        data: Any = getattr(trainer, "datamodule", None)
+        data = data_module_of(trainer)
         # The checkpoint that the run will write, for functions that load a checkpoint's tokenizer.
         self.checkpoint = Checkpoint(
             model=model,
@@ -298,9 +302,8 @@ def _step(line: str) -> float:
 
 def _training_tokens(trainer: L.Trainer) -> int | None:
     """The training tokens so far, in `train/tokens` of the logs; None without `Throughput`."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Throughput):
-            return callback.tokens
+    for throughput in callbacks_of_class(trainer, Throughput):
+        return throughput.tokens
     return None
 
 

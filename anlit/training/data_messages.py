@@ -13,6 +13,7 @@ from anlit.data.loaders import ResumableData
 from anlit.data.module import TokenShards
 from anlit.data.token_data import TokenData
 from anlit.errors import UserError
+from anlit.training.lightning_internals import data_module_of
 
 COSTS = {
     "tokenizer": "anlit generate and score need --tokenizer",
@@ -23,7 +24,7 @@ COSTS = {
 
 def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
     """Yield sentences about the Trainer's DataModule; none about `TokenShards`."""
-    data: Any = getattr(trainer, "datamodule", None)
+    data = data_module_of(trainer)
     if data is None or isinstance(data, TokenShards):
         return
     name = name_of(data)
@@ -58,7 +59,7 @@ def data_messages(trainer: L.Trainer, is_continued: bool) -> Iterator[str]:
 
 def obstacle_to_exact_resume(trainer: L.Trainer) -> str | None:
     """Return why a continued run would have other batches, and the fix, or None."""
-    data: Any = getattr(trainer, "datamodule", None)
+    data = data_module_of(trainer)
     name = name_of(data)
     if trainer.num_training_batches == float("inf"):
         # Lightning then fetches a batch in advance, which the saved position leaves out.

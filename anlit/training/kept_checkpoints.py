@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from anlit.training.lightning_internals import defer_save, is_save_deferred
+from anlit.training.lightning_internals import callbacks_of_class, defer_save, is_save_deferred
 
 SINGLE_PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 """The keys of a ModelCheckpoint's state that hold one path each."""
@@ -26,7 +26,7 @@ DEFERRED = "save_deferred"
 def paths_to_names(states: dict[Any, Any], trainer: L.Trainer) -> dict[Any, Any]:
     """The states of callbacks, with names within a ModelCheckpoint's folder for its paths."""
     named_states = dict(states)
-    for callback in _model_checkpoints(trainer):
+    for callback in callbacks_of_class(trainer, ModelCheckpoint):
         if callback.state_key in states:
             state = states[callback.state_key]
             named_states[callback.state_key] = _with_names(state, callback)
@@ -59,7 +59,7 @@ def restore_paths(states: dict[Any, Any], trainer: L.Trainer | None) -> dict[Any
             restored[key] = state
     if trainer is None or trainer.state.fn != "fit":
         return restored
-    callbacks = _model_checkpoints(trainer)
+    callbacks = callbacks_of_class(trainer, ModelCheckpoint)
     if not _is_in_a_folder(trainer.ckpt_path, callbacks):
         return restored
     for callback in callbacks:
@@ -119,8 +119,3 @@ def _is_in_a_folder(ckpt_path: Any, callbacks: list[ModelCheckpoint]) -> bool:
     parent = Path(str(ckpt_path)).parent.resolve()
     folders = [Path(str(callback.dirpath)).resolve() for callback in callbacks]
     return any(parent.is_relative_to(folder) for folder in folders)
-
-
-def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
-    callbacks = trainer.checkpoint_callbacks
-    return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]

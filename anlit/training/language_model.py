@@ -40,6 +40,7 @@ from anlit.training.data_messages import data_messages, refuse_other_batch
 from anlit.training.lightning_internals import (
     HostBatches,
     completes_step,
+    data_module_of,
     is_logged,
     is_made_by_cli,
     trainer_of,
@@ -141,7 +142,7 @@ class LanguageModel(HostBatches):
     @property
     def data_module(self) -> Any:
         """The Trainer's data module; None without a data module or a Trainer."""
-        return getattr(trainer_of(self), "datamodule", None)
+        return data_module_of(trainer_of(self))
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Let anlit keep the averages of weights that a callback of Lightning asks for."""

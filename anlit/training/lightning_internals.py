@@ -1,4 +1,4 @@
-"""Every private member of Lightning that anlit uses, behind a name that says its purpose.
+"""Every private or untyped member of Lightning that anlit uses, behind a name of its purpose.
 
 Lightning may change private members, so pyproject.toml bounds its version. If a member is gone,
 tests/training/test_lightning_internals.py fails. No other module of anlit may use such a member.
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 from jsonargparse import Namespace
@@ -23,10 +23,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from anlit.errors import find_cause
 
+T = TypeVar("T")
+
 
 def trainer_of(module: L.LightningModule) -> L.Trainer | None:
     """The module's Trainer, or None; `module.trainer` raises without a Trainer."""
     return module._trainer
+
+
+def data_module_of(trainer: L.Trainer | None) -> Any:
+    """The Trainer's data module; None without a Trainer, or if loaders deliver the batches."""
+    return getattr(trainer, "datamodule", None)
+
+
+def callbacks_of_class(trainer: L.Trainer, kind: type[T]) -> list[T]:
+    """The Trainer's callbacks of a class and its subclasses, in their order."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
 
 
 def is_made_by_cli(module: L.LightningModule) -> bool:

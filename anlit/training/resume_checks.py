@@ -28,6 +28,7 @@ from anlit.config.labels import class_name, init_args
 from anlit.config.objects import class_path_of, is_plain
 from anlit.config.schema import recorded_keys, setting_of
 from anlit.errors import UserError
+from anlit.training.lightning_internals import data_module_of
 
 N_PROCESSES = "trainer.world_size"
 """The number of processes. It follows from the settings devices, num_nodes and strategy."""
@@ -36,7 +37,7 @@ N_PROCESSES = "trainer.world_size"
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """The settings of a run that a checkpoint records in addition to the model's settings."""
     settings: dict[str, Any] = {"trainer": {"precision": str(trainer.precision)}, "data": {}}
-    owners = {"trainer": trainer, "data": getattr(trainer, "datamodule", None)}
+    owners = {"trainer": trainer, "data": data_module_of(trainer)}
     for key in (*recorded_keys(), N_PROCESSES):
         section, name = key.split(".")
         value = getattr(owners[section], name, None)

@@ -31,6 +31,7 @@ from anlit.nn.layers.sharded import fill, local_tensor, reshard
 from anlit.training.lightning_internals import (
     averaging_device,
     averaging_functions,
+    callbacks_of_class,
     completes_step,
 )
 
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 def keep_averages(trainer: L.Trainer) -> None:
     """Replace the Trainer's rule, if any, by the `WeightAverages` that follow it."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    rules = [callback for callback in callbacks if isinstance(callback, WeightAveraging)]
+    rules = callbacks_of_class(trainer, WeightAveraging)
     refuse_two_averages(map(type, rules))
     for rule in rules:
         callbacks[callbacks.index(rule)] = WeightAverages(rule)
@@ -59,11 +60,7 @@ def refuse_two_averages(classes: Iterable[type]) -> None:
 
 def averages_of(trainer: L.Trainer) -> "WeightAverages | None":
     """The averages that a Trainer keeps, if any."""
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, WeightAverages):
-            return callback
-    return None
+    return next(iter(callbacks_of_class(trainer, WeightAverages)), None)
 
 
 class WeightAverages(L.Callback):

@@ -16,6 +16,7 @@ from anlit.errors import Preempted, RunError, UserError
 from anlit.training.callbacks.whole_steps import is_last_step
 from anlit.training.interruption import LOG_FAILED, Interruption
 from anlit.training.lightning_internals import (
+    callbacks_of_class,
     collect_log_errors,
     completes_step,
     may_stop_early,
@@ -106,13 +107,11 @@ class LastCheckpoint(ModelCheckpoint):
         self.interruption.listen(trainer.strategy)
         collect_log_errors(trainer, self.interruption.note_log_error)
         stop_asking_for_sigterm(trainer)
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                replace_leftovers(callback, trainer.global_step)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Timer):
-                check_time = partial(self._check_time, callback.on_train_batch_end)
-                callback.on_train_batch_end = check_time  # type: ignore[method-assign]
+        for callback in callbacks_of_class(trainer, ModelCheckpoint):
+            replace_leftovers(callback, trainer.global_step)
+        for callback in callbacks_of_class(trainer, Timer):
+            check_time = partial(self._check_time, callback.on_train_batch_end)
+            callback.on_train_batch_end = check_time  # type: ignore[method-assign]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
@@ -199,21 +198,16 @@ def end_after_log_error(trainer: L.Trainer, error: OSError) -> None:
 
     Raises the error in a run without `LastCheckpoint`.
     """
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, LastCheckpoint):
-            callback.interruption.note_log_error(error)
-            return
-    raise error
+    last_checkpoints = callbacks_of_class(trainer, LastCheckpoint)
+    if not last_checkpoints:
+        raise error
+    last_checkpoints[0].interruption.note_log_error(error)
 
 
 def is_out_of_time(trainer: L.Trainer) -> bool:
     """Whether `max_time` or a Timer has ended the launch."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Timer):
-            seconds = callback.time_remaining()
-            if seconds is not None and seconds <= 0:
-                return True
-    return False
+    remaining_times = [timer.time_remaining() for timer in callbacks_of_class(trainer, Timer)]
+    return any(seconds is not None and seconds <= 0 for seconds in remaining_times)
 
 
 def replace_leftovers(callback: ModelCheckpoint, step: int) -> None:

@@ -27,6 +27,7 @@ from anlit.io.write import replacing, write_json
 from anlit.nn.attention.attention import Attention, attention_layers, kernels_in_use
 from anlit.runs.folders import RECORD, read_run_record
 from anlit.training.callbacks.checkpoints import is_out_of_time
+from anlit.training.lightning_internals import data_module_of
 from anlit.training.load_model import device_name
 from anlit.training.loggers import log_settings
 from anlit.training.resume_checks import run_settings
@@ -77,7 +78,7 @@ class RunRecord(L.Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        data = getattr(trainer, "datamodule", None)
+        data = data_module_of(trainer)
         earlier_record = read_run_record(self.path.parent)
         launches = earlier_record.get("launches") or []
         labels = {
@@ -213,7 +214,7 @@ def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
     """The settings that loggers get: model, data, run, and the rates of this launch."""
     model = {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))}
     settings: dict[str, Any] = {"model": model, **run_settings(trainer)}
-    data = getattr(trainer, "datamodule", None)
+    data = data_module_of(trainer)
     fingerprint = fingerprint_of(data)
     if fingerprint is not None:
         settings["data"] = {

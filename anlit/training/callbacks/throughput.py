@@ -15,7 +15,12 @@ import torch
 
 from anlit.nn.models.flops import flops_per_token
 from anlit.nn.models.runtime import uncompiled
-from anlit.training.lightning_internals import FetchTimer, completes_step, is_logged
+from anlit.training.lightning_internals import (
+    FetchTimer,
+    callbacks_of_class,
+    completes_step,
+    is_logged,
+)
 
 A100_PEAKS = {"bfloat16": 312e12, "tfloat32": 156e12, "float32": 19.5e12, "float64": 19.5e12}
 HOPPER_PEAKS = {"bfloat16": 989e12, "tfloat32": 494.5e12, "float32": 67e12, "float64": 67e12}
@@ -213,9 +218,8 @@ def measuring(trainer: L.Trainer, model: Any) -> Iterator[dict[str, Any]]:
     for logger in trainer.loggers:
         # Lightning logs the loss of this batch at the same step.
         logger.log_metrics(values, step=trainer.global_step - 1)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Throughput):
-            callback.leave_out(time.perf_counter() - started_at)
+    for throughput in callbacks_of_class(trainer, Throughput):
+        throughput.leave_out(time.perf_counter() - started_at)
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
