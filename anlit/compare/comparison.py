@@ -264,9 +264,7 @@ def compare_groups(
 def _compare(group: Group, baseline: Group, times: dict[str, list[float]]) -> Result:
     """A group and the baseline; `times` are seconds per token by round."""
     obstacle = obstacle_to_comparison(group, baseline)
-    speedup = SpeedUp((), obstacle=obstacle)
-    if not obstacle:
-        speedup = speed_up(baseline.seeded_curves(), group.seeded_curves())
+    speedup = speed_up(baseline.seeded_curves(), group.seeded_curves(), obstacle)
     loss_test = None
     if not obstacle and not group.unfinished:
         loss_test = difference(group.loss_by_seed(), baseline.loss_by_seed())

@@ -373,8 +373,13 @@ def validations_around(curve: Curve, loss: float) -> tuple[float, float] | None:
     return float(curve.tokens[earlier]), float(curve.tokens[later])
 
 
-def speed_up(baseline: SeededCurves, curves: SeededCurves) -> SpeedUp:
-    """The speed-up of the runs with `curves` over the runs of `baseline`."""
+def speed_up(baseline: SeededCurves, curves: SeededCurves, obstacle: str = "") -> SpeedUp:
+    """The speed-up of the runs with `curves` over the runs of `baseline`.
+
+    With an `obstacle` to the comparison, in two words, it has the obstacle in place of values.
+    """
+    if obstacle:
+        return SpeedUp((), obstacle=obstacle)
     partners = dict(baseline)
     # Of runs with the same seeds the last counts, as in `Group.loss_by_seed`.
     pairs = [(partners[seeds], run) for seeds, run in dict(curves).items() if seeds in partners]

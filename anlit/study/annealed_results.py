@@ -183,10 +183,9 @@ def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Lin
 
 def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> Point:
     annealed_ratio = annealed_speed_up(baseline.ends, arm.ends, length)
-    crossing = speed_up(baseline.seeded_curves(length), arm.seeded_curves(length))
     if obstacle:
         annealed_ratio = AnnealedSpeedUp(annealed_ratio.tokens, {}, obstacle=obstacle)
-        crossing = SpeedUp((), obstacle=obstacle)
+    crossing = speed_up(baseline.seeded_curves(length), arm.seeded_curves(length), obstacle)
     return Point(
         length,
         arm.tokens(length),

@@ -157,14 +157,11 @@ def _gap(
     if not common_seeds:
         return None
     obstacle = obstacle_to_comparison(group, baseline_group)
-    speedup = SpeedUp((), obstacle=obstacle)
-    if not obstacle:
-        speedup = speed_up(baseline_group.seeded_curves(), group.seeded_curves())
     return Gap(
         panel=str(measured.arm.varied.shown[panel_key]),
         title=results.study.title_of(measured.arm.base),
         x=baseline.number(over),
-        speedup=speedup,
+        speedup=speed_up(baseline_group.seeded_curves(), group.seeded_curves(), obstacle),
         arm_losses={seed: losses[seed] for seed in common_seeds},
         baseline_losses={seed: baseline_losses[seed] for seed in common_seeds},
         obstacle=obstacle,
