@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from anlit.config.names import split_tags
 from anlit.config.options import ToolParser
 from anlit.reporting.table import NONE, Table, console
-from anlit.reporting.text import echo, json_line, short_number
+from anlit.reporting.text import count_of, echo, json_line, short_number
 from anlit.runs.folders import find_runs
 from anlit.runs.overview import SORT_KEYS, Overview, read_overviews, sort_overviews
 
@@ -101,8 +101,7 @@ def table_of(overviews: list[Overview], width: int) -> Table:
         shown[heading] = cells
     left = [number for number, heading in enumerate(shown) if heading in LEFT_ALIGNED]
     rows = list(zip(*shown.values(), strict=True))
-    title = f"{len(overviews)} run{'s' if len(overviews) > 1 else ''}"
-    return Table(title, list(shown), rows, left)
+    return Table(count_of(len(overviews), "run"), list(shown), rows, left)
 
 
 def _width_of(columns: dict[str, list[str]]) -> int:

@@ -20,7 +20,7 @@ from anlit.reporting.figure import (
     save,
     style,
 )
-from anlit.reporting.text import short_number
+from anlit.reporting.text import count_of, short_number
 
 LATE_SHARE = 0.2
 """The y axis ends at the highest loss after this share of the tokens.
@@ -177,8 +177,7 @@ def _legend(result: Result, is_baseline: bool) -> str:
     """`anGPT, plain: 2.6500 ± 0.0707 (2 seeds), speed-up in tokens 1.52`."""
     text = f"{result.label}: {mean_sd(result.final_loss, 4)}"
     if result.final_loss.mean is not None:
-        n = len(result.group.counted)
-        text += " (1 seed)" if n == 1 else f" ({n} seeds)"
+        text += f" ({count_of(len(result.group.counted), 'seed')})"
     if not is_baseline:
         text += f", speed-up in {result.group.measure.short_length} {result.speedup.words}"
     return f"{text}, unfinished" if result.group.unfinished else text

@@ -19,7 +19,7 @@ import scipy  # loads its modules where they are first used: scipy.stats takes h
 from numpy.typing import NDArray
 
 from anlit.reporting.table import NONE
-from anlit.reporting.text import minus
+from anlit.reporting.text import count_of, minus
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 
@@ -278,9 +278,7 @@ class SpeedUp:
     @property
     def pairs(self) -> str:
         """` (1 seed)`, the number of pairs behind a number, if runs are left out."""
-        if not self.left_out:
-            return ""
-        return " (1 seed)" if len(self.values) == 1 else f" ({len(self.values)} seeds)"
+        return f" ({count_of(len(self.values), 'seed')})" if self.left_out else ""
 
     @property
     def mean(self) -> float | None:

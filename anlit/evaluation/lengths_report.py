@@ -25,7 +25,7 @@ from anlit.reporting.figure import (
 )
 from anlit.reporting.page import listed
 from anlit.reporting.table import Table, markdown_table
-from anlit.reporting.text import literal
+from anlit.reporting.text import count_of, literal
 
 MIN_POSITION = 8
 """The first position in the figure; losses with less context would stretch the axis too far."""
@@ -206,8 +206,7 @@ def _draw_arms(grid: Any, record: dict[str, Any]) -> list[Line2D]:
             longest = record["settings"]["lengths"][-1]
             points = _points_by_position(measurements_of_arm(record, arm, longest, masked))
             _draw_error_bars(position_axes, points, shift, style)
-        n_seeds = len(arm["checkpoints"])
-        seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
+        seeds = count_of(len(arm["checkpoints"]), "seed")
         handles.append(Line2D([], [], label=f"{arm['label']} ({seeds})", **style))
     return handles
 

@@ -156,6 +156,11 @@ def short_number(value: float) -> str:
     return three_digits(value)
 
 
+def count_of(n: int, noun: str) -> str:
+    """Return `1 seed`, `3 seeds`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def minus(number: str) -> str:
     """Return a number, or a text of numbers, with the minus sign of figures, `−0.5`.
 

@@ -16,7 +16,7 @@ from anlit.io.write import write_json
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.table import console as terminal
-from anlit.reporting.text import code, echo, literal, without_control_codes
+from anlit.reporting.text import code, count_of, echo, literal, without_control_codes
 from anlit.study.plan import AnnealedRun
 from anlit.study.results import StudyResults
 from anlit.study.sections.annealed import raw_numbers, summary_tables
@@ -221,8 +221,7 @@ def _count_runs(results: StudyResults) -> str:
     for status, name in STATUS_NAMES.items():
         if counts[status]:
             texts.append(f"{counts[status]} {name}")
-    n_runs = len(results.runs)
-    return f"{n_runs} {'run' if n_runs == 1 else 'runs'}: {', '.join(texts)}"
+    return f"{count_of(len(results.runs), 'run')}: {', '.join(texts)}"
 
 
 def _progress(results: StudyResults) -> str:
@@ -230,8 +229,7 @@ def _progress(results: StudyResults) -> str:
     n_seeds = len(results.study.seeds)
     sentences = [f"{_count_runs(results)}."]
     if n_seeds:
-        seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
-        sentences.append(f"Each arm is measured on {seeds}.")
+        sentences.append(f"Each arm is measured on {count_of(n_seeds, 'seed')}.")
         if results.study.annealing is not None:
             lengths = ", ".join(map(str, results.study.annealing.max_steps))
             sentences.append(f"Each measured run is annealed to {lengths} steps.")

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from anlit.reporting.table import NONE, markdown_table
-from anlit.reporting.text import literal
+from anlit.reporting.text import count_of, literal
 from anlit.study.results import StudyResults, Tuning, is_number
 from anlit.study.sections.draws import draws
 
@@ -31,7 +31,7 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not tunings:
         return []
     seeds = [seed.name for seed in results.study.tuning_seeds]
-    n_seeds = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    n_seeds = count_of(len(seeds), "seed")
     rows = [_best_row(arm_tuning) for arm_tuning in tunings]
     point_rows = []
     for arm_tuning in tunings:
