@@ -6,9 +6,9 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import class_name, n_devices
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.errors import UserError
 from anlit.reporting.text import echo
 

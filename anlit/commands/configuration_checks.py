@@ -12,10 +12,10 @@ from jsonargparse import Namespace
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
 from torch import nn
 
-from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.error_messages import class_choices, explain_no_class
 from anlit.config.objects import parameters_of, shown
 from anlit.config.schema import DEVICES
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.config.value_checks import check_precision, check_ranges, refuse_null
 from anlit.errors import UserError
 from anlit.training.support import check_trainer

@@ -38,7 +38,6 @@ from anlit.commands.parser import (
     read_command,
 )
 from anlit.commands.run_checks import check_machine, check_run
-from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.trainer_objects import (
     evaluation_callbacks,
     trainer_plugins,
@@ -49,6 +48,7 @@ from anlit.commands.wandb_run import finish_wandb_run, with_wandb_run
 from anlit.config.error_messages import explain_lightning_error, is_lightning_error
 from anlit.config.labels import CONFIG, class_name
 from anlit.config.start_folder import data_paths_from_start
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
 from anlit.data.module import TokenShards

@@ -25,7 +25,6 @@ from lightning.pytorch.strategies import Strategy
 from anlit.commands.arguments import expand_arguments
 from anlit.commands.configuration_checks import check_configuration
 from anlit.commands.lightning_messages import hide_messages
-from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
 from anlit.commands.values import use_one_loader
 from anlit.config.error_messages import (
     explain_constructor_error,
@@ -34,6 +33,7 @@ from anlit.config.error_messages import (
 )
 from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.data.checks import padded_vocabulary
 from anlit.data.mixture import Mixture
 from anlit.data.module import TokenShards  # noqa: F401  (`--data TokenShards` finds imported classes)

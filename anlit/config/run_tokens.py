@@ -5,12 +5,11 @@ from typing import Any
 
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import mapping
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.io.read import parse_scalar
 
 DEFAULT_BATCH_SIZE = 8
 """Sequences in a micro-batch, if the data have no such setting."""
-DEFAULT_MAX_STEPS = 1000
-"""Steps of a run whose configuration names no length."""
 
 
 def tokens_per_micro_batch(length: int, data: Mapping[str, Any], n_devices: int) -> int:
@@ -36,7 +35,7 @@ def planned_tokens(
     if tokens_per_parameter is not None:
         return tokens_per_parameter * n_parameters
     trainer = mapping(config.get("trainer"))
-    max_steps = trainer.get("max_steps", DEFAULT_MAX_STEPS)
+    max_steps = trainer.get("max_steps", TRAINER_DEFAULTS["max_steps"])
     if max_steps <= 0:
         return None
     return float(micro_batch_tokens * configured_ramp(trainer).total(max_steps))

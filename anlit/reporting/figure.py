@@ -28,7 +28,8 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from PIL import Image
 
-DPI = 150
+from anlit.reporting.page import PLOT_DPI
+
 COLUMN_WIDTH = 3.35
 """Width of a figure in one column of a paper (85 mm), in inches."""
 TEXT_WIDTH = 6.75
@@ -270,7 +271,7 @@ def save(figure: Figure, path: Path) -> None:
         if "$" in content and "mathdefault" not in content:
             text.set_parse_math(False)  # type: ignore[attr-defined]
     try:
-        figure.savefig(path, dpi=DPI)
+        figure.savefig(path, dpi=PLOT_DPI)
         # PDF and SVG reuse this layout: making it takes as long as the drawing.
         figure.set_layout_engine("none")
         with Image.open(path) as image:  # a third of the bytes

@@ -15,7 +15,9 @@ from anlit.io.write import write_text
 from anlit.reporting.text import literal
 
 CSS_DPI = 96
+"""Pixels in an inch of a page."""
 PLOT_DPI = 150
+"""Pixels in an inch of a picture's PNG."""
 PICTURE = re.compile(r"(?:[\w-]+/)?[\w-]+\.png")
 """Pictures that a page includes: in its folder, or one level below."""
 

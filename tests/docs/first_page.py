@@ -253,7 +253,7 @@ def table_in(text: str, name: str) -> str:
 def write(path: Path = README) -> None:
     """Draw the picture, and put the tables between their marks."""
     with figure.style(9):
-        draw().savefig(PICTURE, dpi=figure.DPI)
+        draw().savefig(PICTURE, dpi=figure.PLOT_DPI)
     text = path.read_text(encoding="utf-8")
     for name, table in tables().items():
         begin, end = marks(name)

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from anlit.cli import main
 from anlit.commands.budget import set_steps
 from anlit.commands.parser import ConfigurationParser, read_command
-from anlit.commands.trainer_defaults import TRAINER_DEFAULTS
+from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from tests.integration.conftest import fit_arguments, last_checkpoint
 from tests.integration.run_files import config_of, record_of
 

@@ -1,4 +1,4 @@
-"""The defaults of anlit that differ from the defaults of Lightning's Trainer."""
+"""The defaults of anlit that differ from the defaults of Lightning's Trainer; without torch."""
 
 from typing import Any
 
