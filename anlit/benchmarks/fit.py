@@ -26,7 +26,7 @@ from anlit.benchmarks.harness import Benchmark
 from anlit.benchmarks.options import benchmark_parser, parse
 from anlit.benchmarks.run_steps import prepare_run, threads_of
 from anlit.benchmarks.training_step import take_step
-from anlit.config.labels import CONFIG, init_args, mapping
+from anlit.config.labels import CONFIG, class_path, init_args, mapping
 from anlit.config.objects import build_from_plain, subclass_named
 from anlit.config.options import ToolParser, at_least
 from anlit.data.batch import Batch
@@ -73,7 +73,7 @@ def training_batches(run: Run, trainer: L.Trainer, device: torch.device) -> Iter
             f"{key} names a class that is not anlit's, whose batches are not made again: leave out "
             "--measure_steps"
         )
-    kind = subclass_named(TokenShards, str(section.get("class_path")), key)
+    kind = subclass_named(TokenShards, class_path(section), key)
     data = build_from_plain(kind, {**init_args(section), "num_workers": 0}, key)
     data.context_length = trainer.lightning_module.context_length  # type: ignore[assignment]
     data.setup("fit")

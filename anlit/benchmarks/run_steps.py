@@ -41,7 +41,7 @@ from anlit.benchmarks.training_step import (
     take_step,
 )
 from anlit.compare.comparison import STEPS
-from anlit.config.labels import CONFIG, init_args, mapping
+from anlit.config.labels import CONFIG, class_path, init_args, mapping
 from anlit.config.objects import build_from_plain, is_plain, subclass_named
 from anlit.errors import UserError
 from anlit.io.provenance import environment
@@ -201,7 +201,7 @@ def build_model(run: Run) -> LanguageModel:
     section = mapping(run.config.get("model"))
     settings = dict(init_args(section))
     optimizer = settings.pop("optimizer", None)
-    kind = subclass_named(LanguageModel, str(section.get("class_path")), key)
+    kind = subclass_named(LanguageModel, class_path(section), key)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of modules among the hyperparameters
         model = build_from_plain(kind, settings, key)
@@ -212,8 +212,7 @@ def build_model(run: Run) -> LanguageModel:
 
 def optimizer_maker(spec: Any, key: str) -> partial[torch.optim.Optimizer]:
     """Return the function that makes the optimizer of a configuration."""
-    path = spec if isinstance(spec, str) else mapping(spec).get("class_path")
-    kind = subclass_named(torch.optim.Optimizer, str(path), key)
+    kind = subclass_named(torch.optim.Optimizer, class_path(spec), key)
     arguments = init_args(spec)
     if not is_plain(arguments):
         raise UserError(f"{key} has settings that are no numbers or texts: leave the run out")

@@ -10,7 +10,7 @@ from typing import Any
 from anlit.checkpoints.location import CHECKPOINTS
 from anlit.commands.data_class import data_class_options
 from anlit.config.files import configuration_file
-from anlit.config.labels import CONFIG
+from anlit.config.labels import CONFIG, class_path
 from anlit.config.options import ToolParser, expand_home
 from anlit.errors import UserError
 from anlit.io.read import read_yaml
@@ -37,9 +37,9 @@ def expand_arguments(arguments: list[str]) -> list[str]:
 
     class_options = []
     for name in CLASS_OPTIONS:
-        class_path = getattr(parsed, name)
-        if class_path is not None:
-            class_options.append(f"--{name}={class_path}")
+        path = getattr(parsed, name)
+        if path is not None:
+            class_options.append(f"--{name}={path}")
     files = [configuration_file(name) for name in parsed.config]
     contents = [read_yaml(file, CONFIGURATION_SCHEMA) for file in files]
     _refuse_studies(parsed.config, contents)
@@ -72,11 +72,9 @@ def classes_of_later_files(contents: list[dict[str, Any]]) -> Iterator[str]:
     """
     for section in CLASS_OPTIONS:
         specs = [content[section] for content in contents if content.get(section)]
-        class_paths = []
-        for spec in specs:
-            class_paths.append(spec if isinstance(spec, str) else spec.get("class_path"))
-        named_paths = [path for path in class_paths if isinstance(path, str)]
-        if named_paths and class_paths[0] is None:
+        class_paths = [class_path(spec) for spec in specs]
+        named_paths = list(filter(None, class_paths))
+        if named_paths and not class_paths[0]:
             yield f"--{section}={named_paths[0]}"
 
 

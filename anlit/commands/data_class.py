@@ -8,7 +8,7 @@ import lightning as L
 
 import anlit
 from anlit.config.imports import DOTTED_PATH, import_failure, path_problem
-from anlit.config.labels import mapping
+from anlit.config.labels import class_path
 from anlit.errors import UserError
 
 USUAL_CLASS = "TokenShards"
@@ -31,8 +31,8 @@ def data_class_options(
     sections = [content["data"] for content in contents if content.get("data")]
     paths = [option] if option is not None else []
     for section in reversed(sections):
-        path = section if isinstance(section, str) else mapping(section).get("class_path")
-        if isinstance(path, str):
+        path = class_path(section)
+        if path:
             paths.append(path)
     asks_help = any(text.startswith("--data.help") for text in options)
     values = [text.rpartition("=")[2] for text in options] if asks_help else []

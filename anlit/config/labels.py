@@ -15,10 +15,15 @@ SPELLED_AS_CLASS = ("ALiBi", "LogN", "SqrtLogN")
 """Mechanisms that are spelled like their classes; other names are words in lower case."""
 
 
+def class_path(spec: Any) -> str:
+    """The `class_path` of a configured object, or its name alone; "" if there is none."""
+    path = spec if isinstance(spec, str) else mapping(spec).get("class_path")
+    return str(path or "")
+
+
 def class_name(spec: Any) -> str:
     """Last part of the `class_path` of a configured object, "" if there is none."""
-    path = spec if isinstance(spec, str) else mapping(spec).get("class_path", "")
-    return str(path).rsplit(".", 1)[-1]
+    return class_path(spec).rsplit(".", 1)[-1]
 
 
 def attention_label(spec: Any) -> str:

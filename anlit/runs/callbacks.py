@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from anlit.config.labels import as_list, init_args, mapping
+from anlit.config.labels import as_list, class_name, class_path, init_args
 from anlit.config.registry import class_constants
 
 PACKAGE = Path(__file__).parents[1]
@@ -41,20 +41,20 @@ def learning_callbacks(callbacks: Any) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for spec in as_list(callbacks):
-        if spec and changes_learning(_class_path(spec)):
-            name = _class_path(spec).rpartition(".")[2]
+        if spec and changes_learning(class_path(spec)):
+            name = class_name(spec)
             n_alike = sum(key.partition(" ")[0] == name for key in settings)
             key = f"{name} {n_alike + 1}" if n_alike else name
             settings[key] = {"class_path": ON, "init_args": _arguments(spec)}
     return settings
 
 
-def changes_learning(class_path: str) -> bool:
-    """Whether a callback may change what is learned."""
-    name = class_path.rpartition(".")[2]
-    if class_path.startswith("anlit."):
+def changes_learning(path: str) -> bool:
+    """Whether a callback, by its class path, may change what is learned."""
+    name = path.rpartition(".")[2]
+    if path.startswith("anlit."):
         return _own_callbacks().get(name) is not False
-    if class_path.startswith(LIGHTNING):
+    if path.startswith(LIGHTNING):
         return f"{LIGHTNING}{name}" not in OBSERVERS  # also for the path of the class's own file
     return True
 
@@ -62,10 +62,6 @@ def changes_learning(class_path: str) -> bool:
 @cache
 def _own_callbacks() -> dict[str, Any]:
     return class_constants(CALLBACKS, "changes_learning")
-
-
-def _class_path(spec: Any) -> str:
-    return str(mapping(spec).get("class_path"))
 
 
 def _arguments(spec: Any) -> dict[str, Any]:
