@@ -14,6 +14,7 @@ from anlit.data.module import TokenShards
 from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
+from anlit.training.checkpoint_record import refuse_other_tokenizer
 from anlit.training.load_model import Checkpoint
 
 
@@ -107,30 +108,18 @@ def _refuse_addresses(settings: dict[str, Any], location: str) -> None:
 def _check_tokenizer(checkpoint: Checkpoint, data: TokenShards) -> None:
     """Raise UserError if the model was trained with another tokenizer than the data have."""
     try:
-        data_sha256 = data.manifest["tokenizer_sha256"]
+        fingerprint = data.fingerprint
     except UserError as error:  # `fit` calls the option --data.path
         raise UserError(str(error).replace("--data.path", "--data")) from error
-    trained_sha256 = data_sha256
-    record = checkpoint.trained_on or {}
-    is_unknown = "class" in record and record.get("tokenizer_sha256") is None  # a user's own data
-    if record and not is_unknown:
-        trained_sha256 = record.get("tokenizer_sha256")
-    if trained_sha256 != data_sha256:
-        raise UserError(
-            f"{checkpoint.file} was trained with another tokenizer ({_abbreviate(trained_sha256)}) "
-            f"than the shards in {data.path} have ({_abbreviate(data_sha256)}): "
-            "set --data to shards of that tokenizer"
-        )
+    owner = f"the shards in {data.path} have"
+    fix = "set --data to shards of that tokenizer"
+    refuse_other_tokenizer(checkpoint.trained_on, fingerprint, str(checkpoint.file), fix, owner)
     if checkpoint.model.vocab_size < data.vocab_size:  # every token needs a row
         raise UserError(
             f"{checkpoint.file} has a vocabulary of {checkpoint.model.vocab_size} tokens and the "
             f"shards in {data.path} have {data.vocab_size}: "
             "set --data to shards of the model's tokenizer"
         )
-
-
-def _abbreviate(sha256: str | None) -> str:
-    return f"{sha256[:12]}…" if sha256 else "none"
 
 
 def set_validation_pieces(data: TokenShards, piece: int, tokens: int, batch_tokens: int) -> None:

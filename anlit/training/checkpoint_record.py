@@ -63,23 +63,24 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
     model.family = record.get("family")
     model.family_length = record.get("family_length")
     model.begun_from = record.get("begun_from")
-    refuse_other_tokenizer(
-        record["data"],
-        fingerprint_of(model.data_module),
-        source,
-        "set --data.path to the shards that it was trained on",
-    )
+    fingerprint = fingerprint_of(model.data_module)
+    fix = "set --data.path to the shards that it was trained on"
+    refuse_other_tokenizer(record["data"], fingerprint, source, fix)
     if trainer_of(model) is None:
         return
     if model.trainer.state.fn == "fit":
-        _refuse_other_content(record["data"], fingerprint_of(model.data_module))
+        _refuse_other_content(record["data"], fingerprint)
         _prepare_to_continue(checkpoint, model)
     else:
         _check_for_evaluation(checkpoint, model)
 
 
 def refuse_other_tokenizer(
-    saved: dict[str, Any] | None, current: dict[str, Any] | None, source: str, fix: str
+    saved: dict[str, Any] | None,
+    current: dict[str, Any] | None,
+    source: str,
+    fix: str,
+    owner: str | None = None,
 ) -> None:
     """Raise UserError if two fingerprints of data name different tokenizers.
 
@@ -88,20 +89,19 @@ def refuse_other_tokenizer(
         current: The fingerprint of the present data. None without data.
         source: Where the weights come from, the beginning of the message.
         fix: The end of the message.
+        owner: The present data with their verb. None: by the settings of `fit`.
     """
     if not saved or not current or _has_unknown_tokenizer(saved) or _has_unknown_tokenizer(current):
         return
-    saved_hash = saved["tokenizer_sha256"]
-    current_hash = current["tokenizer_sha256"]
+    saved_hash = saved.get("tokenizer_sha256")
+    current_hash = current.get("tokenizer_sha256")
+    if owner is None:
+        owner = "--data has" if "class" in current else "data.path's shards have"
     if saved_hash != current_hash:
         raise UserError(
             f"{source} was trained with another tokenizer ({_shorten(saved_hash)}) than "
-            f"{_owner(current)} ({_shorten(current_hash)}): {fix}"
+            f"{owner} ({_shorten(current_hash)}): {fix}"
         )
-
-
-def _owner(fingerprint: dict[str, Any]) -> str:
-    return "--data has" if "class" in fingerprint else "data.path's shards have"
 
 
 def _has_unknown_tokenizer(record: dict[str, Any]) -> bool:
