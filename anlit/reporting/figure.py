@@ -64,7 +64,7 @@ LEGEND_NAMES = {"SqrtLogN": "√(2 log n)", "LogN": "log n"}
 class LineStyle(NamedTuple):
     """The look of a line."""
 
-    colour: str
+    colour: Any
     marker: str
     dash: Any
 

@@ -29,10 +29,10 @@ def draws(results: StudyResults) -> list[str]:
         titles: dict[str, None] = {}
         for panel in shown:
             titles |= dict.fromkeys(panel.curves)
-        looks = {}
+        styles = {}
         for title, look in line_styles(list(titles)).items():
-            looks[title] = (look.colour, look.marker)
-        draw_losses(shown, looks, results.output / PICTURE, "none")
+            styles[title] = look._replace(dash="none")
+        draw_losses(shown, styles, results.output / PICTURE)
         caption = "A ring is the best of its arm. Losses far above it are at the upper end."
         paragraphs += [f"![loss over each range]({PICTURE})", caption]
     return paragraphs

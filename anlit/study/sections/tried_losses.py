@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from anlit.reporting.figure import INK, legend_below, panels, save, style
+from anlit.reporting.figure import INK, LineStyle, legend_below, panels, save, style
 from anlit.study.results import Tuning
 from anlit.study.sections.axes import UNITS, display_name, loss_range, set_scale, with_margin
 
-Curve = dict[float, float]
+LossByValue = dict[float, float]
 """Value of the setting → lowest loss with it."""
-Looks = Mapping[str, tuple[Any, str]]
-"""Colour and marker of each label."""
 
 
 class Panel(NamedTuple):
@@ -23,22 +21,22 @@ class Panel(NamedTuple):
 
     title: str
     setting: str
-    curves: dict[str, Curve]
+    curves: dict[str, LossByValue]
     """The curve of each label."""
     ticks: Sequence[float]
     """Ticks of a logarithmic axis; [] for a linear axis."""
 
 
-def curve_of(tuning: Tuning, setting: str) -> Curve:
+def curve_of(tuning: Tuning, setting: str) -> LossByValue:
     """The lowest loss at each value, over all other tuned settings. Failed points are left out."""
-    curve: Curve = {}
+    curve: LossByValue = {}
     for tuned in tuning.points:  # best first
         if setting in tuned.point.shown and math.isfinite(tuned.loss):
             curve.setdefault(float(tuned.point.shown[setting]), tuned.loss)
     return dict(sorted(curve.items()))
 
 
-def draw_losses(shown: Sequence[Panel], looks: Looks, path: Path, dash: str) -> None:
+def draw_losses(shown: Sequence[Panel], styles: Mapping[str, LineStyle], path: Path) -> None:
     """Draw the panels with one axis of losses, and a ring at the best value of each curve.
 
     Losses far above the best are at the upper end of the axis.
@@ -52,23 +50,31 @@ def draw_losses(shown: Sequence[Panel], looks: Looks, path: Path, dash: str) -> 
         figure, all_axes = panels(len(shown), columns=2, height=1.9)
         for axes, panel in zip(all_axes, shown, strict=True):
             for label, curve in panel.curves.items():
-                _draw_curve(axes, curve, top, *looks[label], dash)
+                _draw_curve(axes, curve, top, styles[label])
             if panel.ticks:
                 set_scale(axes.xaxis, panel.ticks)
             axes.set(title=panel.title, ylim=with_margin(best, top), ylabel=UNITS["loss"])
             axes.set_xlabel(UNITS.get(panel.setting, display_name(panel.setting)))
         handles = []
-        for label, (colour, marker) in looks.items():
-            mark: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash}
-            handles.append(Line2D([], [], markersize=4, label=label, **mark))
+        for label, look in styles.items():
+            handles.append(Line2D([], [], label=label, **_line_arguments(look)))
         legend_below(figure, handles, columns=4)
         save(figure, path)
 
 
-def _draw_curve(axes: Axes, curve: Curve, top: float, colour: Any, marker: str, dash: str) -> None:
-    line: dict[str, Any] = {"marker": marker, "markersize": 4, "linestyle": dash, "linewidth": 1.2}
+def _line_arguments(look: LineStyle) -> dict[str, Any]:
+    """The look of a line as arguments of matplotlib."""
+    return {
+        "color": look.colour,
+        "marker": look.marker,
+        "markersize": 4,
+        "linestyle": look.dash,
+    }
+
+
+def _draw_curve(axes: Axes, curve: LossByValue, top: float, look: LineStyle) -> None:
     heights = [min(loss, top) for loss in curve.values()]
-    axes.plot(list(curve), heights, color=colour, clip_on=False, **line)
+    axes.plot(list(curve), heights, linewidth=1.2, clip_on=False, **_line_arguments(look))
     best = min(curve, key=curve.__getitem__)
     ring: dict[str, Any] = {"marker": "o", "markersize": 9, "fillstyle": "none", "color": INK}
     axes.plot(best, min(curve[best], top), clip_on=False, **ring)

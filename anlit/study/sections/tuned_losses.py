@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import matplotlib
 
-from anlit.reporting.figure import COLOUR_MAP, MARKERS
+from anlit.reporting.figure import COLOUR_MAP, MARKERS, LineStyle
 from anlit.reporting.text import short_number
 from anlit.study.results import StudyResults
 from anlit.study.sections.axes import display_name
-from anlit.study.sections.tried_losses import Curve, Looks, Panel, curve_of, draw_losses
+from anlit.study.sections.tried_losses import LossByValue, Panel, curve_of, draw_losses
 
 DARKEST = 0.85
 """The share of the colour map that the curves use. The rest is too pale on white."""
@@ -33,7 +33,7 @@ def tuned_losses(
         ordered = {labels[number]: curve for number, curve in sorted(arm_curves.items())}
         shown.append(Panel(title, value, ordered, sorted(set().union(*ordered.values()))))
     path = results.output / f"losses-{value}-{over}.png"
-    draw_losses(shown, _looks(list(labels.values())), path, "-")
+    draw_losses(shown, _styles(list(labels.values())), path)
     caption = (
         f"Losses of the tuning: a curve for each {display_name(over)}, a ring at its best. "
         "Losses far above the best are at the upper end."
@@ -43,13 +43,13 @@ def tuned_losses(
 
 def _read_curves(
     results: StudyResults, value: str, over: str, arms: Sequence[str] | None
-) -> dict[str, dict[float, Curve]]:
+) -> dict[str, dict[float, LossByValue]]:
     """The curves of each value of `over`, by the title of an arm."""
     numbers = {}
     for measured in results.measured_arms():
         if measured.losses and measured.arm.is_named_in(arms):
             numbers[measured.arm.name] = measured.number(over)
-    curves: dict[str, dict[float, Curve]] = {}
+    curves: dict[str, dict[float, LossByValue]] = {}
     for tuning in results.tunings:
         curve = curve_of(tuning, value)
         if tuning.arm.name in numbers and len(curve) > 1:
@@ -58,11 +58,11 @@ def _read_curves(
     return curves
 
 
-def _looks(labels: Sequence[str]) -> Looks:
-    """Colour and marker of each label, from dark to pale."""
+def _styles(labels: Sequence[str]) -> dict[str, LineStyle]:
+    """The look of each label's line, from dark to pale."""
     colours = matplotlib.colormaps[COLOUR_MAP]
-    looks = {}
+    styles = {}
     for i, label in enumerate(labels):
         share = DARKEST * i / max(len(labels) - 1, 1)
-        looks[label] = (colours(share), MARKERS[i % len(MARKERS)])
-    return looks
+        styles[label] = LineStyle(colours(share), MARKERS[i % len(MARKERS)], "-")
+    return styles
