@@ -21,8 +21,8 @@ from anlit.errors import UserError
 from anlit.training.support import check_trainer
 
 
-class Setting(NamedTuple):
-    """A value of a configuration."""
+class ConfiguredValue(NamedTuple):
+    """A value of a configuration, with what the class that takes it says of it."""
 
     key: str
     """Path with dots and without `init_args`: `model.optimizer.lr`."""
@@ -74,13 +74,13 @@ def _check_devices(devices: Any) -> None:
         raise UserError(f"trainer.devices={devices} is no number of devices: give {DEVICES.text}")
 
 
-def _refuse_null(setting: Setting, annotation: Any, default: Any) -> None:
+def _refuse_null(setting: ConfiguredValue, annotation: Any, default: Any) -> None:
     is_trainer = setting.key == "trainer"
     choices = "settings below it, or leave it out" if is_trainer else class_choices(setting.name)
     refuse_null(setting.key, annotation, default, choices)
 
 
-def _check_class_path(setting: Setting) -> None:
+def _check_class_path(setting: ConfiguredValue) -> None:
     named_class = locate(setting.value)
     if not inspect.isclass(named_class):
         raise UserError(explain_no_class(setting.key, shown(setting.value)))
@@ -89,7 +89,7 @@ def _check_class_path(setting: Setting) -> None:
         raise UserError(f"{setting.key}={name} sets the precision: set trainer.precision")
 
 
-def _refuse_function(setting: Setting) -> None:
+def _refuse_function(setting: ConfiguredValue) -> None:
     """Raise UserError for a function, unless it is the default of its argument.
 
     The parser takes any function for a key of callables such as `model.init_args.optimizer`. For
@@ -105,7 +105,7 @@ def _refuse_function(setting: Setting) -> None:
 
 def walk_settings(
     node: Any, key: str = "", owner: Any = None, defaults: Any = None
-) -> Iterator[Setting]:
+) -> Iterator[ConfiguredValue]:
     """Yield each value below `node`, at any depth.
 
     Args:
@@ -123,12 +123,12 @@ def walk_settings(
         parameters = parameters_of(owner) if inspect.isclass(owner) else []
         for name, value in node.items():
             if name in ("class_path", "init_args") and isinstance(class_path, str):
-                yield Setting(key, name, value, owner, Any, None)
+                yield ConfiguredValue(key, name, value, owner, Any, None)
                 yield from walk_settings(value, key, locate(class_path))
                 continue
             path = f"{key}.{name}".lstrip(".")
             annotation, default = _type_and_default(owner, name, parameters, defaults)
-            yield Setting(path, str(name), value, owner, annotation, default)
+            yield ConfiguredValue(path, str(name), value, owner, annotation, default)
             if path == "trainer":
                 yield from walk_settings(value, path, L.Trainer)
             elif is_dataclass(annotation):

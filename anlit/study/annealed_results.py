@@ -66,7 +66,7 @@ class AnnealedArm(NamedTuple):
         return curves
 
 
-class Point(NamedTuple):
+class LengthComparison(NamedTuple):
     """An arm against the baseline at a length."""
 
     length: int
@@ -79,11 +79,11 @@ class Point(NamedTuple):
     """The speed-up of the same runs by their curves."""
 
 
-class Line(NamedTuple):
+class ArmComparison(NamedTuple):
     """An arm against the baseline."""
 
     arm: AnnealedArm
-    points: list[Point]
+    points: list[LengthComparison]
     trend: Trend | None
 
 
@@ -92,7 +92,7 @@ class AnnealedComparison(NamedTuple):
 
     planned: PlannedComparison
     baseline: AnnealedArm
-    lines: list[Line]
+    lines: list[ArmComparison]
 
 
 def annealed_comparisons(results: StudyResults) -> list[AnnealedComparison]:
@@ -167,26 +167,26 @@ def _end_and_curve(result: RunResult, stable_result: RunResult) -> tuple[End | N
     return end, curve
 
 
-def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> Line:
+def _line(results: StudyResults, arm: AnnealedArm, baseline: AnnealedArm) -> ArmComparison:
     """An arm against the baseline at the lengths at which both have ended runs."""
     annealing = results.study.annealing
     assert annealing is not None
-    points: list[Point] = []
+    points: list[LengthComparison] = []
     if arm.group is not None and baseline.group is not None:
         obstacle = obstacle_to_comparison(arm.group, baseline.group)
         for length in annealing.max_steps:
             if arm.losses(length) and baseline.losses(length):
                 points.append(_point(arm, baseline, length, obstacle))
     speedups = [point.annealed for point in points]
-    return Line(arm, points, trend(speedups))
+    return ArmComparison(arm, points, trend(speedups))
 
 
-def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> Point:
+def _point(arm: AnnealedArm, baseline: AnnealedArm, length: int, obstacle: str) -> LengthComparison:
     annealed_ratio = annealed_speed_up(baseline.ends, arm.ends, length)
     if obstacle:
         annealed_ratio = AnnealedSpeedUp(annealed_ratio.tokens, {}, obstacle=obstacle)
     crossing = speed_up(baseline.seeded_curves(length), arm.seeded_curves(length), obstacle)
-    return Point(
+    return LengthComparison(
         length,
         arm.tokens(length),
         arm.losses(length),

@@ -32,8 +32,8 @@ from anlit.reporting.text import literal, short_number
 from anlit.study.annealed_results import (
     AnnealedArm,
     AnnealedComparison,
-    Line,
-    Point,
+    ArmComparison,
+    LengthComparison,
     annealed_comparisons,
 )
 from anlit.study.results import StudyResults
@@ -142,14 +142,14 @@ def _mean_loss(losses: Losses) -> str:
     return mean_sd(Summary([*losses.values()]), 4)
 
 
-def _difference(point: Point) -> str:
+def _difference(point: LengthComparison) -> str:
     """The arm's annealed losses minus the baseline's, with the interval of a paired t-test."""
     if point.annealed.obstacle:
         return NONE
     return mean_difference(point.losses, point.baseline_losses, "+.4f")
 
 
-def _trend_in_words(line: Line) -> str:
+def _trend_in_words(line: ArmComparison) -> str:
     """A line of Markdown: the change with the length, and the lead at the greatest lengths."""
     exact = [point for point in line.points if point.annealed.is_exact]
     text = f"- {literal(line.arm.title)}: "
@@ -182,7 +182,7 @@ def _lost_runs(comparison: AnnealedComparison) -> list[str]:
     return [f"- LOST {literal(', '.join(lost))}: a lost run counts as a seed without a value."]
 
 
-def _lead(point: Point) -> str:
+def _lead(point: LengthComparison) -> str:
     """Whether the interval at a length is above or below 1."""
     test = point.annealed.speedup.test
     if test is None:
@@ -282,7 +282,7 @@ def _draw_losses(axes: Axes, arm: AnnealedArm, look: LineStyle) -> None:
               linewidth=1.2, label=arm.title)  # fmt: skip
 
 
-def _draw_speedups(axes: Axes, line: Line, look: LineStyle, shift: float) -> None:
+def _draw_speedups(axes: Axes, line: ArmComparison, look: LineStyle, shift: float) -> None:
     """Draw exact speed-ups as a line with intervals, bounds hollow, crossings dotted.
 
     Tokens are multiplied by `shift`, so that intervals of several arms stand side by side.

@@ -23,9 +23,9 @@ from anlit.reporting.text import minus
 from anlit.runs.folders import METRICS, Run
 from anlit.study.results import StudyResults
 
-Curve = dict[float, float]
+MetricCurve = dict[float, float]
 """Optimizer steps done → value."""
-Metrics = dict[str, Curve]
+Metrics = dict[str, MetricCurve]
 """Name of the metric → its curve."""
 LAST_LAYER = "last"
 """Stands in a metric's name for the deepest layer that a run logged, such as `layer_11`."""
@@ -152,7 +152,9 @@ def _draw_panels(
         save(figure, path)
 
 
-def _draw_arm(axes: Axes, title: str, mean: Curve, seeds: Sequence[Curve], look: LineStyle) -> None:
+def _draw_arm(
+    axes: Axes, title: str, mean: MetricCurve, seeds: Sequence[MetricCurve], look: LineStyle
+) -> None:
     """Draw thin lines for the seeds, and their mean with markers."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dash}
     for curve in seeds:
