@@ -24,8 +24,7 @@ from anlit.study.results import (
     StudyResults,
     plan_runs,
     read_results,
-    read_tunings,
-    select_points,
+    read_selection,
 )
 from anlit.study.reuse import find_reusable, reuse
 from anlit.study.slurm import submit
@@ -232,7 +231,7 @@ def _phases(study: Study, output: Path) -> Iterator[Sequence[PlannedRun]]:
     Each phase needs the runs of the phase before.
     """
     yield study.tuning_runs()
-    selected = select_points(study, read_tunings(study, output))
+    selected = read_selection(study, output)
     if not selected:
         fix = "see fit.log in the run folders"
         raise UserError(f"none of the tuning runs of {study.path} succeeded: {fix}")
@@ -241,12 +240,12 @@ def _phases(study: Study, output: Path) -> Iterator[Sequence[PlannedRun]]:
 
 
 def _planned_runs(study: Study, output: Path) -> list[PlannedRun]:
-    return plan_runs(study, select_points(study, read_tunings(study, output)))
+    return plan_runs(study, read_selection(study, output))
 
 
 def _overview(study: Study, output: Path, options: Namespace) -> str:
     """Return the study's overview with the runs that are not done under `output`."""
-    selected = select_points(study, read_tunings(study, output))
+    selected = read_selection(study, output)
     runs = plan_runs(study, selected)
     final_states = ("finished",) if options.retry_failed else ("finished", "failed")
     reasons = dict.fromkeys(find_reusable(runs, output, options.reuse), "taken by --reuse")
@@ -265,7 +264,7 @@ def _run_after_commands(study: Study, output: Path) -> None:
     command's folder.
     """
     finished_folders = []
-    selected = select_points(study, read_tunings(study, output))
+    selected = read_selection(study, output)
     for run in study.annealed_runs(selected) or study.measuring_runs(selected):
         if read_state(output / run.name).status == "finished":
             finished_folders.append(output / run.name)

@@ -97,7 +97,7 @@ def _speedups(results: StudyResults) -> tuple[str, dict[str, str]]:
 
     A speed-up over another baseline names it.
     """
-    comparisons = [comparison for _, comparison in results.comparisons if comparison is not None]
+    comparisons = results.made_comparisons
     speedups: dict[str, str] = {}
     if not comparisons:
         return "", speedups
@@ -174,7 +174,7 @@ def _raw_numbers(results: StudyResults) -> dict[str, Any]:
     runs too, so that a study goes on from its record.
     """
     study = results.study
-    comparisons = [comparison for _, comparison in results.comparisons if comparison is not None]
+    comparisons = results.made_comparisons
     tunings = {}
     for arm_tuning in results.tunings:
         tunings[arm_tuning.arm.name] = [

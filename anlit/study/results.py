@@ -124,6 +124,11 @@ def select_points(study: Study, tunings: list[Tuning]) -> dict[str, GridPoint]:
     return selected
 
 
+def read_selection(study: Study, output: Path) -> dict[str, GridPoint]:
+    """Read the tunings under `output` so far, and select the points, see `select_points`."""
+    return select_points(study, read_tunings(study, output))
+
+
 def plan_runs(study: Study, selected: dict[str, GridPoint]) -> list[PlannedRun]:
     """The runs of all phases; those that measure as far as their points are selected."""
     return [
@@ -241,6 +246,11 @@ class StudyResults:
         if baseline is None:
             return None
         return compare_groups(groups, baseline, runs, self.output, self.command, file_prefix)
+
+    @property
+    def made_comparisons(self) -> list[Comparison]:
+        """The comparisons whose baseline has a run that can be compared."""
+        return [comparison for _, comparison in self.comparisons if comparison is not None]
 
     def measured_arms(self) -> list[MeasuredArm]:
         """The arms whose point is selected, with their losses so far."""
