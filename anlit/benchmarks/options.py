@@ -106,6 +106,11 @@ class Size(NamedTuple):
         return cls(*(getattr(options, name) for name in cls._fields))
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Sequences of a batch, and tokens of a sequence."""
+        return self.batch, self.length
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 

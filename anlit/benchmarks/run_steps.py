@@ -25,7 +25,6 @@ import torch
 import anlit.nn.mechanisms
 import anlit.training.models  # noqa: F401  classes that a configuration may name
 from anlit.benchmarks.harness import Ready, first_line
-from anlit.benchmarks.options import Size
 from anlit.benchmarks.timing import (
     Results,
     Seconds,
@@ -136,8 +135,9 @@ def build_step(run: Run, device: torch.device) -> tuple[partial[Any], int]:
         raise UserError(f"{run.folder / CONFIG} gives no data.batch_size: leave the run out")
     trainer, accumulate = prepare_run(run, device)
     model: Any = trainer.lightning_module
-    size = Size(0, 0, 0, model.vocab_size, model.context_length, batch_size, "")
-    (batch,) = random_batches(size, model.model.document_masking, device, n_batches=1)
+    shape = (batch_size, model.context_length)
+    has_documents = model.model.document_masking
+    (batch,) = random_batches(model.vocab_size, shape, has_documents, device, n_batches=1)
     tokens = accumulate * batch_size * model.context_length
     return partial(take_step, trainer, batch, accumulate), tokens
 

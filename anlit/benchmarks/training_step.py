@@ -103,7 +103,7 @@ def our_step(
         )
     precision = "bf16-mixed" if size.dtype == "bfloat16" else "32-true"
     trainer = prepare_trainer(model, device, precision)
-    batches = random_batches(size, documents, device)
+    batches = random_batches(size.vocab_size, size.shape, documents, device)
     positions = torch.cat([batch.positions for batch in batches]) if documents else None
     flops = flops_per_token(model.model, size.length, positions)
     endless_batches = cycle(batches)
@@ -134,19 +134,28 @@ def set_rate_to_zero(optimizer: torch.optim.Optimizer) -> None:
 
 
 def random_batches(
-    size: Size, documents: bool, device: torch.device, n_batches: int = N_BATCHES
+    vocab_size: int,
+    shape: tuple[int, int],
+    documents: bool,
+    device: torch.device,
+    n_batches: int = N_BATCHES,
 ) -> list[Batch]:
     """Return batches of random tokens, whose frequencies fall as 1/rank, as those of words do.
 
-    With `documents` a row has several documents, else a single one.
+    Args:
+        vocab_size: The last of these tokens ends a document.
+        shape: Sequences of a batch, and tokens of a sequence.
+        documents: Whether a row has several documents, not a single one.
     """
-    end = size.vocab_size - 1
-    shape = (n_batches, size.batch, size.length + 1)
+    end = vocab_size - 1
+    rows, length = shape
+    shape_of_blocks = (n_batches, rows, length + 1)
     frequencies = 1 / np.arange(1, end + 1)
-    blocks = np.random.default_rng(0).choice(end, shape, p=frequencies / frequencies.sum())
+    shares = frequencies / frequencies.sum()
+    blocks = np.random.default_rng(0).choice(end, shape_of_blocks, p=shares)
     if documents:
-        is_end = np.random.default_rng(1).random(shape) < 1 / (MEAN_PACKED_DOCUMENT * size.length)
-        blocks[is_end] = end
+        end_share = 1 / (MEAN_PACKED_DOCUMENT * length)
+        blocks[np.random.default_rng(1).random(shape_of_blocks) < end_share] = end
     return [move_data_to_device(batch_from_blocks(block, end), device) for block in blocks]
 
 
@@ -287,7 +296,7 @@ def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Ste
     torch.manual_seed(0)
     model, logits = PEERS[peer](size)
     model.to(device).train()
-    batches = cycle(random_batches(size, False, device))
+    batches = cycle(random_batches(size.vocab_size, size.shape, False, device))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-9, weight_decay=0.1, fused=True
     )

@@ -178,7 +178,7 @@ def test_our_step_is_the_step_of_fit(architecture: str) -> None:
     del model.log, model.log_dict
     fit_losses: list[Any] = []
     model.on_train_batch_end = lambda *_: fit_losses.append(model._loss.item())
-    batches = random_batches(TINY, False, CPU)[:3]
+    batches = random_batches(TINY.vocab_size, TINY.shape, False, CPU)[:3]
     fit(model, 3, loader=DataLoader(batches, batch_size=None))
 
     assert losses == pytest.approx(fit_losses, rel=1e-6)

@@ -11,7 +11,6 @@ import yaml
 
 from anlit import GPT
 from anlit.benchmarks import harness, run_steps
-from anlit.benchmarks.options import Size
 from anlit.benchmarks.training_step import random_batches, take_step
 from anlit.cli import main
 from anlit.compare.comparison import read_step_times, seconds_per_token
@@ -69,8 +68,8 @@ def test_timed_steps_do_not_learn(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run", "AnGPT"))
     trainer, _ = run_steps.prepare_run(run, torch.device("cpu"))
     weight = trainer.lightning_module.model.head.weight
-    size = Size(0, 0, 0, SHAPE["vocab_size"], SHAPE["context_length"], 4, "")
-    (batch,) = random_batches(size, False, torch.device("cpu"), n_batches=1)
+    shape = (4, SHAPE["context_length"])
+    (batch,) = random_batches(SHAPE["vocab_size"], shape, False, torch.device("cpu"), n_batches=1)
     start = weight.detach().clone()
 
     for _ in range(3):
