@@ -116,7 +116,7 @@ def configured_lengths(config: Namespace) -> dict[str, int]:
 
 def _micro_batch_tokens(config: Namespace) -> int:
     batch_size, length = batch_shape(config)
-    return batch_size * length * count_devices(config.trainer) * config.trainer.num_nodes
+    return batch_size * length * count_ranks(config.trainer)
 
 
 def batch_shape(config: Namespace) -> tuple[int, int]:
@@ -137,9 +137,10 @@ def batch_shape(config: Namespace) -> tuple[int, int]:
     return batch_size, length
 
 
-def count_devices(trainer: Namespace) -> int:
-    """Return the devices of a node; `auto` and -1 are all GPUs, or one CPU process."""
+def count_ranks(trainer: Namespace) -> int:
+    """Return the devices on all nodes; `auto` and -1 are all GPUs of a node, or one CPU process."""
+    devices = n_devices(trainer.devices)
     takes_all = str(trainer.devices) in ("auto", "-1")
-    if takes_all and trainer.accelerator not in ("cpu",) and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return n_devices(trainer.devices)
+    if takes_all and trainer.accelerator != "cpu" and torch.cuda.is_available():
+        devices = torch.cuda.device_count()
+    return devices * trainer.num_nodes

@@ -10,7 +10,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.fabric.plugins.environments import LightningEnvironment
 
-from anlit.commands.budget import check_length, count_devices
+from anlit.commands.budget import check_length, count_ranks
 from anlit.commands.learning_rate import set_rate_by_width
 from anlit.commands.parser import ConfigurationParser, explain_constructor_errors
 from anlit.commands.trainer_objects import training_callbacks
@@ -63,8 +63,7 @@ def check_machine(config: Namespace, model: LanguageModel | None, device_type: s
     Raises:
         UserError: The run could not start on devices of this type.
     """
-    n_ranks = count_devices(config.trainer) * config.trainer.num_nodes
-    check_ranks(config.trainer.as_dict(), n_ranks)
+    check_ranks(config.trainer.as_dict(), count_ranks(config.trainer))
     if model is not None and model.runtime.float8:
         check_torchao(model.runtime.float8)
     if model is None or device_type != "cpu":
