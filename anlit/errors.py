@@ -127,6 +127,12 @@ def disk_error(error: BaseException) -> RunError | None:
     return None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
     """Return the first error of a kind in the chain of errors, or None."""
     return next((link for link in error_chain(error) if isinstance(link, kind)), None)

@@ -41,12 +41,15 @@ from anlit.benchmarks.timing import (
     summarize_times,
     warm_up,
 )
+from anlit.errors import first_line
 from anlit.io.provenance import environment
 from anlit.io.write import output_folder, write_json, write_text
 from anlit.reporting.table import console
 from anlit.reporting.text import say
 from anlit.training.callbacks.throughput import peak_flops
 
+LONGEST_REASON = 200
+"""Characters of an error in a row."""
 BUILDING_SHARE = 0.7
 """The share of a group's time in which cases may be built and checked."""
 WARM_UP_SHARE = 0.5
@@ -62,12 +65,6 @@ STEPS_RUN_IN_SECONDS = 1.0
 
 TimedTurn = tuple[Seconds, dict[str, float]]
 """The seconds of a turn by kind, and the clocks after it."""
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or its type if the message is empty."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0][:200]
 
 
 class NotTimedError(Exception):
@@ -258,7 +255,7 @@ class Benchmark:
             except NotTimedError as error:
                 row["reason"] = str(error)
             except Exception as error:  # kernels, compilers and peers raise many classes
-                row["reason"] = f"it fails: {first_line(error)}"
+                row["reason"] = f"it fails: {first_line(error)[:LONGEST_REASON]}"
             if row["reason"] is not None:
                 cases.pop(number, None)
                 say(f"{row['label']} is left out: {row['reason']}")

@@ -24,7 +24,7 @@ import torch
 
 import anlit.nn.mechanisms
 import anlit.training.models  # noqa: F401  classes that a configuration may name
-from anlit.benchmarks.harness import Ready, first_line
+from anlit.benchmarks.harness import LONGEST_REASON, Ready
 from anlit.benchmarks.timing import (
     Results,
     Seconds,
@@ -42,7 +42,7 @@ from anlit.benchmarks.training_step import (
 from anlit.compare.comparison import STEPS
 from anlit.config.labels import CONFIG, class_path, init_args, mapping
 from anlit.config.objects import build_from_plain, is_plain, subclass_named
-from anlit.errors import UserError
+from anlit.errors import UserError, first_line
 from anlit.io.provenance import environment
 from anlit.io.write import write_json
 from anlit.nn.models.runtime import flush_denormals
@@ -80,9 +80,9 @@ def time_steps(groups: list[Group], folder: Path) -> None:
     except UserError:
         raise
     except Exception as error:  # kernels and compilers raise many classes
+        reason = first_line(error)[:LONGEST_REASON]
         raise UserError(
-            f"the steps of the runs could not be timed ({first_line(error)}): leave out "
-            "--measure_steps"
+            f"the steps of the runs could not be timed ({reason}): leave out --measure_steps"
         ) from error
     finally:
         gc.collect()  # the command may need the GPU again

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from anlit.checkpoints.location import SHARDED
 from anlit.checkpoints.newest import name_to_continue
-from anlit.errors import RunError
+from anlit.errors import RunError, error_chain, first_line
 
 PARTIAL = ".partial-"
 """The start of the name of an incomplete file or link.
@@ -84,10 +84,7 @@ def first_cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         first_rank = min(error.failures)
         error = error.failures[first_rank][0]
-    link: BaseException | None = error
-    while link is not None:
+    for link in error_chain(error):
         if isinstance(link, OSError) and link.strerror:
             return link.strerror
-        link = link.__cause__ or link.__context__
-    lines = str(error).splitlines()
-    return (lines[0] if lines else "") or type(error).__name__
+    return first_line(error)

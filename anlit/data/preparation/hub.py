@@ -26,7 +26,7 @@ from anlit.data.preparation.sources import (
     natural_order,
 )
 from anlit.data.storage.manifest import checked_path
-from anlit.errors import UserError
+from anlit.errors import UserError, first_line
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -177,8 +177,7 @@ def _explain(error: Exception, repository: str, revision: str) -> str:
             "clock, accept the terms on its page, and log in with `hf auth login` or HF_TOKEN, or "
             "try again later"
         )
-    detail = (str(error) or reason).splitlines()[0]
     return (
-        f"{constants.ENDPOINT} cannot be reached for {repository} ({detail}): "
+        f"{constants.ENDPOINT} cannot be reached for {repository} ({first_line(error)}): "
         "check the network, HF_ENDPOINT and proxies"
     )

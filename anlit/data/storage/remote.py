@@ -13,7 +13,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
-from anlit.errors import UserError, install_advice
+from anlit.errors import UserError, first_line, install_advice
 
 S3_LIMITS = {
     "connect_timeout": 5,
@@ -149,8 +149,7 @@ def _explain(error: Exception, address: str) -> Exception:
             f"the disk that caches {address} is full: free it, set LITDATA_CACHE_DIR to a larger "
             "disk, or set a smaller --data.cache_gb"
         )
-    first_line = (str(error) or repr(error)).strip().splitlines()[0]
-    reason = first_line.rstrip(".")[:LONGEST_REASON]
+    reason = first_line(error).rstrip(".")[:LONGEST_REASON]
     return UserError(
         f"{address} cannot be read ({type(error).__name__}: {reason}): "
         "check the address, the network and the credentials"

@@ -18,6 +18,7 @@ from anlit.data.preparation.formats.text import (
     Record,
     record_of,
 )
+from anlit.errors import first_line
 
 BATCH_ROWS = 256
 """Rows that are read at once, about 1 MB of web text."""
@@ -63,7 +64,7 @@ def _reason(error: Exception) -> str:
     """
     if isinstance(error, OSError) and error.errno is not None:
         raise error
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return first_line(error).rstrip(".")
 
 
 def _missing_column(schema: pa.Schema, columns: Columns) -> tuple[str, str] | None:
