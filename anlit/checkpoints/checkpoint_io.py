@@ -86,8 +86,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def read_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
     """Read a checkpoint of any form, or an exported model, to the CPU, with weights_only=True.
 
-    Raises an error of `UNREADABLE`. It also does if the checkpoint has changed, or its shards do
-    not match.
+    Raises an error of `UNREADABLE`, also if the checkpoint has changed or its shards do not match.
     """
     path = Path(path)
     if is_exported(path):

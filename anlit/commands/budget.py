@@ -55,8 +55,8 @@ def _budgets(config: Namespace) -> dict[str, float]:
 def check_length(config: Namespace) -> int | None:
     """Return the most steps that a run may take; None if they depend on its model or data.
 
-    Raises UserError if two settings give the length, or none. It also does if the budget is less
-    than a step, or the data do not tell their batches.
+    Raises UserError if two settings give the length or none does, if the budget is less than a
+    step, or if the data do not tell their batches.
     """
     budgets = _budgets(config)
     if not budgets:

@@ -147,7 +147,7 @@ def slope_over_seeds(x: NDArray[np.float64], logarithms: NDArray[np.float64]) ->
 
     Args:
         x: Shape (points,).
-        logarithms: Of the values, shape (points, seeds).
+        logarithms: The logarithms of the values, shape (points, seeds).
 
     Returns:
         NaN for low and high with one seed, or without any spread.
@@ -379,7 +379,7 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves, obstacle: str = "") -
     if obstacle:
         return SpeedUp((), obstacle=obstacle)
     partners = dict(baseline)
-    # Of runs with the same seeds the last counts, as in `Group.loss_by_seed`.
+    # If runs have the same seeds, the last counts, as in `Group.loss_by_seed`.
     pairs = [(partners[seeds], run) for seeds, run in dict(curves).items() if seeds in partners]
     is_paired = bool(pairs)
     if not is_paired:

@@ -74,7 +74,7 @@ def bytes_per_token_of(data: Any, split: str) -> float | None:
 def fingerprint_of(data: Any) -> dict[str, Any] | None:
     """Return the identity of the data in a run's record. None without data.
 
-    Of a user's own class it has the class, the sizes, and hashes of `fingerprint` and `tokenizer`.
+    For a user's own class it has the class, the sizes, and hashes of `fingerprint` and `tokenizer`.
     """
     if data is None or isinstance(data, TokenShards):
         return data.fingerprint if data is not None else None

@@ -115,6 +115,6 @@ def _check_vocabulary(name: str, numbers: Tensor, source: str, vocab_size: int) 
 
 
 def _in_words(value: Any) -> str:
-    """Return the type of a value. Of a tuple or list, also its length."""
+    """Return the type of a value, with the length of a tuple or list."""
     name = type(value).__name__
     return f"a {name} of {len(value)}" if isinstance(value, tuple | list) else f"a {name}"

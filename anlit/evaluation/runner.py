@@ -171,7 +171,7 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
     """Group checkpoints into arms, in the order of their first checkpoint.
 
     An arm is {label, checkpoints}: a unique label and indices of checkpoints. Runs that differ only
-    in their seed share an arm, even if their initial weights differ. Of runs with the same seeds
+    in their seed share an arm, even if their initial weights differ. If runs have the same seeds,
     the last counts. best.ckpt and last.ckpt of a run are different arms. A file outside a run
     folder is an arm alone.
 

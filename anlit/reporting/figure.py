@@ -4,8 +4,9 @@ With several architectures, the colour shows the architecture, and the marker sh
 there are several. With one architecture, both show the mechanism. Lines that would still be alike
 differ in marker and dashes.
 
-Of two lines with one architecture and mechanism, the line with the shorter label has the colour of
-its name, and the other a colour that no name in the figure has. This holds up to seven lines.
+If two lines have the same architecture and mechanism, the line with the shorter label has the
+colour of its name. The other has a colour that no name in the figure has. This holds up to seven
+lines.
 """
 
 import re

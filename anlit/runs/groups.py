@@ -36,7 +36,7 @@ class Group:
     def counted(self) -> tuple[Run, ...]:
         """The runs behind every number: the complete runs, or without any, the comparable runs.
 
-        Of runs with the same seeds the one that started last counts: they are copies, or not
+        If runs have the same seeds, the one that started last counts: they are copies, or not
         independent.
         """
         complete = [run for run in self.runs if run.complete]

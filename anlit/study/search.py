@@ -118,7 +118,7 @@ class Search:
     Args:
         method: `sobol`, or `random` for independent draws.
         draws: Number of draws for each arm.
-        seed: Of the draws.
+        seed: The seed of the draws.
     """
 
     method: str

@@ -10,7 +10,7 @@ class MeanLoss:
 
     def __init__(self) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64)
-        """Of this rank: the sum of the losses over targets, and the number of targets."""
+        """The sum of the losses over this rank's targets, and the number of targets."""
 
     def add(self, loss: Tensor, n_targets: Tensor) -> None:
         """Add a batch: mean loss in nats per counted target, and number of targets, 0-d."""

@@ -72,7 +72,7 @@ def refuse_other_settings(folder: Path, stored: Any, settings: Mapping[str, Any]
     """Raise UserError if a folder was prepared with other settings.
 
     Settings that the recipe lacks, such as the files of a source that is gone, are not compared.
-    Nor is the path of the source: a copy of the same files elsewhere is the same corpus.
+    The path of the source is not compared either: a copy of the same files is the same corpus.
     """
     stored = _flat(mapping(stored))
     current = _flat({name: value for name, value in settings.items() if name != "source"})

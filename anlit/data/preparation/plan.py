@@ -68,7 +68,7 @@ def settings_of(recipe: Recipe, source: CorpusFiles) -> dict[str, Any]:
         settings["tokenizer"] = "sha256:" + file_sha256(recipe.tokenizer)
     settings["splits"] = {
         "folders": dict(recipe.split_folders),
-        # Of distinct texts the source holds out files, and has the fraction in its settings.
+        # A source of distinct texts holds out files, and has the fraction in its settings.
         "fraction": 0.0 if isinstance(source, DistinctTexts) else recipe.val_fraction,
         "first_tokens": recipe.val_tokens,
     }

@@ -139,7 +139,7 @@ def open_source(recipe: Recipe, folder: Path) -> CorpusFiles:
 
 
 def _is_a_text_each(recipe: Recipe, local: LocalFiles, folder: Path) -> bool:
-    """Whether every file is a single document. Of files that are gone, the manifest tells it."""
+    """Whether every file is a single document. If the files are gone, the manifest tells it."""
     if local.paths:
         return all(map(is_one_text, local.paths))
     if (folder / MANIFEST).is_file():

@@ -175,7 +175,7 @@ def _sum(streams: Iterable[Stream]) -> dict[str, Any]:
     """Return documents, bytes, tokens, chunks and changes of some streams.
 
     `bytes` is None for files of tokens: their text is unknown. `changes` is absent if all texts
-    come back from their tokens. So is the hash of the text if it is unknown.
+    come back from their tokens. The hash of the text is absent if it is unknown.
     """
     records = list(chain.from_iterable(stream.records for stream in streams))
     total: dict[str, Any] = {}

@@ -65,8 +65,8 @@ def download_bytes(address: str, most_bytes: int) -> bytes:
 def download(address: str, target: Path, most_bytes: int) -> None:
     """Download a file to `target`.
 
-    Raises FileNotFoundError, or UserError if the server cannot be reached, refuses or stalls. It
-    also does if the file has more than `most_bytes`.
+    Raises FileNotFoundError. Raises UserError if the server cannot be reached, refuses or stalls,
+    or if the file has more than `most_bytes`.
     """
     downloader = _downloader(address.partition("://")[0] + "://", os.getpid())
     try:

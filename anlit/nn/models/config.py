@@ -67,7 +67,7 @@ class DecoderConfig:
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         base_d_model: The width at which the rates were tuned. Initial values and rates follow the
             rule of `anlit.nn.models.transfer` from there. Null for no rule.
-        base_n_layers: The depth at which the rates were tuned, likewise.
+        base_n_layers: The depth at which the rates were tuned, with the same rule.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
     """
 

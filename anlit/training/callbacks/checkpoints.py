@@ -88,8 +88,8 @@ class LastCheckpoint(ModelCheckpoint):
 
     A signal of `ENDING_SIGNALS` ends the run after the current optimizer step, with a checkpoint.
     With several ranks it ends after the next step. Nothing is lost, and the run can be continued
-    exactly. The third Ctrl-C stops at once. The run ends alike if `max_time` is over before its
-    last step. It also does if a logger cannot write.
+    exactly. The third Ctrl-C stops at once. The run ends in the same way if `max_time` is over
+    before its last step, or if a logger cannot write.
     """
 
     changes_learning = False

@@ -49,8 +49,8 @@ class RunRecord(L.Callback):
 
     Args:
         run_dir: The run folder.
-        name: The run's name; None for none, or for the name of an earlier launch.
-        tags: The run's tags; None likewise.
+        name: The run's name. None takes the name of an earlier launch, if it had one.
+        tags: The run's tags. None takes the tags of an earlier launch.
     """
 
     changes_learning = False
@@ -157,8 +157,8 @@ class RunRecord(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record the end, also if no step was left: the run may have been killed there.
 
-        Raises UserError on all ranks if no step was taken although steps are left. It also does if
-        the folder has no checkpoint.
+        Raises UserError on all ranks if no step was taken although steps are left, or if the folder
+        has no checkpoint.
         """
         has_trained = trainer.strategy.broadcast(bool(self.record))
         if not has_trained:
