@@ -47,6 +47,7 @@ from anlit.io.write import output_folder, write_json, write_text
 from anlit.reporting.table import console
 from anlit.reporting.text import say
 from anlit.training.callbacks.throughput import peak_flops
+from anlit.training.load_model import device_name
 
 LONGEST_REASON = 200
 """Characters of an error in a row."""
@@ -296,9 +297,7 @@ class Benchmark:
 
 def _environment(device: torch.device) -> dict[str, Any]:
     record = environment()
-    is_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if is_gpu else str(device)
-    record["hardware"] |= {"device": name, "threads": torch.get_num_threads()}
+    record["hardware"] |= {"device": device_name(device), "threads": torch.get_num_threads()}
     return record
 
 

@@ -97,7 +97,7 @@ def plot_convergence(comparison: Comparison) -> None:
     results = comparison.results
     styles = line_styles([result.label for result in results])
     panels = list(panels_of(comparison))
-    with style(8):
+    with style():
         size = (TEXT_WIDTH, 2.9 + 0.16 * (len(results) + 1))
         figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
         for ax, panel in zip(grid[0], panels, strict=True):

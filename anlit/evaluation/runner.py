@@ -256,7 +256,7 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
         screen.print(table)
     for note in report.notes:
         screen.print(note)
-    with writing(folder), style(8), rc_context(LINE_STYLE):
+    with writing(folder), style(), rc_context(LINE_STYLE):
         for file, draw in report.figures.items():
             save(draw(), folder / file)
         paragraphs = [*report.paragraphs, "## Where the numbers come from", provenance]

@@ -35,6 +35,8 @@ COLUMN_WIDTH = 3.35
 """Width of a figure in one column of a paper (85 mm), in inches."""
 TEXT_WIDTH = 6.75
 """Width of a figure across the text of a page, in inches."""
+TEXT_POINTS = 8
+"""Size of a figure's text."""
 LETTER_WIDTH = 0.06
 """Mean width of a letter in a legend, in inches."""
 LEGEND_LINE = 10
@@ -210,7 +212,7 @@ def _find_name(label: str, names: dict[str, Any]) -> str | None:
     return max(matches, key=len, default=None)
 
 
-def style(size: float = 10) -> AbstractContextManager[None]:
+def style(size: float = TEXT_POINTS) -> AbstractContextManager[None]:
     """Return the matplotlib settings of a figure with text of `size` points."""
     return plt.rc_context(
         {

@@ -224,7 +224,7 @@ def draw(comparison: AnnealedComparison, path: Path) -> None:
     """Draw annealed losses over tokens, and both speed-ups with the annealed one's intervals."""
     arms = [comparison.baseline, *(line.arm for line in comparison.lines)]
     styles = line_styles([arm.title for arm in arms])
-    with style(8):
+    with style():
         figure, (losses, speedups) = plt.subplots(1, 2, figsize=(TEXT_WIDTH, 3.1))
         for arm in arms:
             _draw_losses(losses, arm, styles[arm.title])

@@ -136,7 +136,7 @@ def _draw_panels(
 ) -> None:
     """Draw a panel for each metric: each arm's mean over its seeds, and thinner its seeds."""
     styles = line_styles(list(means))
-    with style(8):
+    with style():
         figure, all_axes = panels(len(names), 3, TEXT_WIDTH / 3, 1.9)
         for axes, name in zip(all_axes, names, strict=True):
             for title, metrics in means.items():

@@ -177,7 +177,7 @@ def draw_gaps(gaps: list[Gap], baseline: str, panel_key: str, over: str, path: P
     styles = line_styles(list(dict.fromkeys(gap.title for gap in gaps)))
     n_columns = min(MAX_COLUMNS, len(lines_by_panel))
     handles: dict[str, Any] = {}
-    with style(8):
+    with style():
         figure, all_axes = panels(len(lines_by_panel), n_columns, COLUMN_WIDTH / n_columns, 1.6)
         for axes in all_axes[1:]:
             axes.sharey(all_axes[0])

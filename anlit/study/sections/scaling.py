@@ -213,7 +213,7 @@ def _draw_laws(runs: dict[str, Array], fitted: dict[str, Array], path: Path) -> 
     """Draw loss over compute: runs as dots, L(C) as lines with bands, dotted if extrapolated."""
     styles = line_styles(list(runs))
     heights: list[float] = []
-    with style(8):
+    with style():
         figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.9))
         for title, (parameters, tokens, losses) in runs.items():
             colour, marker, _ = styles[title]

@@ -101,7 +101,7 @@ def draw_trend(
     styles = line_styles(list(lines))
     all_points = list(itertools.chain.from_iterable(lines.values()))
     all_x = sorted(x for x, _ in all_points)
-    with style(8):
+    with style():
         figure, axes = plt.subplots(figsize=(COLUMN_WIDTH, 2.7))
         has_bars = draw_lines(axes, lines, styles, not_joined=laws)
         for i, (label, (constant, exponent)) in enumerate(laws.items()):

@@ -46,7 +46,7 @@ def draw_losses(shown: Sequence[Panel], styles: Mapping[str, LineStyle], path: P
         for curve in panel.curves.values():
             losses += curve.values()
     best, top = loss_range(losses)
-    with style(8):
+    with style():
         figure, all_axes = panels(len(shown), columns=2, height=1.9)
         for axes, panel in zip(all_axes, shown, strict=True):
             for label, curve in panel.curves.items():
