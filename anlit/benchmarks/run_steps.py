@@ -215,5 +215,5 @@ def optimizer_maker(spec: Any, key: str) -> partial[torch.optim.Optimizer]:
     kind = subclass_named(torch.optim.Optimizer, class_path(spec), key)
     arguments = init_args(spec)
     if not is_plain(arguments):
-        raise UserError(f"{key} has settings that are no numbers or texts: leave the run out")
+        raise UserError(f"{key} has settings that are neither numbers nor texts: leave the run out")
     return partial(kind, **arguments)

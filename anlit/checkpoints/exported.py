@@ -79,7 +79,7 @@ def write_folder(
 ) -> None:
     """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
 
-    Without config.json a folder is no exported model. So a kill leaves no incomplete model. A
+    Without config.json a folder is not an exported model. So a kill leaves no incomplete model. A
     missing folder is made. Raises UserError if a weight is NaN, infinite or too large for `dtype`.
     """
     refuse_non_finite(weights, "the model")

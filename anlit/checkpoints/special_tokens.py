@@ -149,7 +149,7 @@ def _check_ids(value: Any, folder: Path, name: str) -> None:
     tokens = value if isinstance(value, list) else [value]
     if not {type(token) for token in tokens} <= {int, type(None)}:
         raise UserError(
-            f"{folder} has {name}={value!r:.40}, which is no token's number: correct "
+            f"{folder} has {name}={value!r:.40}, which is not a token's number: correct "
             f"{GENERATION_CONFIG}"
         )
 

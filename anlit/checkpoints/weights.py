@@ -41,7 +41,7 @@ def refuse_non_finite(weights: dict[str, Tensor], source: str) -> None:
 
 
 def _form(weight: Tensor | None) -> str:
-    """The shape, with the dtype if it is no floating point; `missing` for None."""
+    """The shape, with the dtype if it is not floating point; `missing` for None."""
     if weight is None:
         return "missing"
     shape = str(tuple(weight.shape))

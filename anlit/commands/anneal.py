@@ -43,8 +43,8 @@ def branch(config: Namespace) -> Branch | None:
     n_more = round(config.anneal * n_steps)
     if n_more < 1:
         raise UserError(
-            f"anneal={config.anneal:g} of {n_steps} steps is no step: give a larger share, or a "
-            "checkpoint of a longer training"
+            f"anneal={config.anneal:g} of {n_steps} steps is less than a step: give a larger "
+            "share, or a checkpoint of a longer training"
         )
     schedule = configured_schedule(content, file)
     planned = mapping(content["anlit"].get("run")).get("trainer", {}).get("max_steps")

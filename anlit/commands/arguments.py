@@ -94,7 +94,7 @@ def expand_run_folder(arguments: list[str]) -> list[str]:
         folder = path.parent if path.is_file() else path
     if not (folder / CONFIG).is_file():
         fix = "give a run folder such as runs/gpt-seed1, or --config FILE and --ckpt_path FILE"
-        raise UserError(f"{path} is no run folder with a {CONFIG}: {fix}")
+        raise UserError(f"{path} is not a run folder with a {CONFIG}: {fix}")
     checkpoint_options = [f"--ckpt_path={path}"] if is_checkpoint else []
     return [command, f"--config={folder / CONFIG}", *checkpoint_options, *options[1:]]
 

@@ -71,7 +71,8 @@ def _check_devices(devices: Any) -> None:
         if not isinstance(devices, list):
             check_ranges("trainer.devices", int(text))  # the parser makes a text of it
     elif text != "auto" and not re.fullmatch(r"\d+(,\d+)*,?", text):
-        raise UserError(f"trainer.devices={devices} is no number of devices: give {DEVICES.text}")
+        cause = f"trainer.devices={devices} is not a number of devices"
+        raise UserError(f"{cause}: give {DEVICES.text}")
 
 
 def _refuse_null(setting: ConfiguredValue, annotation: Any, default: Any) -> None:

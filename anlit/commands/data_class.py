@@ -26,7 +26,7 @@ def data_class_options(
         options: The further options of the command.
 
     Raises:
-        UserError: The named class cannot be imported, or is no LightningDataModule.
+        UserError: The named class cannot be imported, or is not a LightningDataModule.
     """
     sections = [content["data"] for content in contents if content.get("data")]
     paths = [option] if option is not None else []
@@ -65,5 +65,5 @@ def _check_class(path: str) -> None:
     if isinstance(found, type) and issubclass(found, L.LightningDataModule):
         return
     raise UserError(
-        f"data names {path}, which is no LightningDataModule: derive it from lightning's"
+        f"data names {path}, which is not a LightningDataModule: derive it from lightning's"
     )

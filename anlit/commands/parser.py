@@ -192,7 +192,7 @@ def _is_programming_error(error: BaseException) -> bool:
 def _complete_and_check(config: Namespace) -> None:
     _make_strategy_explicit(config)
     if config.seed_everything is True:  # Lightning would take 0 every time
-        raise UserError("seed_everything=true is no seed: give a number, or false to set none")
+        raise UserError("seed_everything=true is not a seed: give a number, or false to set none")
     check_name(config.name)
     config.tags = split_tags(config.tags)
     check_configuration(config, TOP_LEVEL)

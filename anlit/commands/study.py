@@ -160,7 +160,7 @@ def _read_study(options: Namespace) -> Study:
         raise UserError(f"the option --config is missing: {fix}")
     for folder in options.reuse:
         if not folder.is_dir():
-            raise UserError(f"--reuse {folder} is no folder: give the output folder of a study")
+            raise UserError(f"--reuse {folder} is not a folder: give the output folder of a study")
     return read_study(options.config, options.budget)
 
 

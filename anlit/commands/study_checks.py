@@ -40,7 +40,7 @@ def _check_after_commands(study: Study) -> None:
     """Raise UserError for an entry of `after` that is not a command of anlit."""
     commands: Mapping[str, str | None] = study.content.get("after") or {}
     for name, template in commands.items():
-        entry = f"after of {study.path} has {name}: {template}, which is no command"
+        entry = f"after of {study.path} has {name}: {template}, which is not a command"
         try:
             command = shlex.split(template or "")
         except ValueError as error:

@@ -28,14 +28,14 @@ NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 ADVICE = {
     "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
     "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
-    "CPUAccelerator|not a valid input using cpu": "trainer.devices is no number of processes: "
+    "CPUAccelerator|not a valid input using cpu": "trainer.devices is not a number of processes: "
     "give --trainer.devices 1 or more on CPU",
-    "not a valid input using": "trainer.devices is no number of devices: give --trainer.devices 1 "
-    "or more, or -1 for all devices",
+    "not a valid input using": "trainer.devices is not a number of devices: give "
+    "--trainer.devices 1 or more, or -1 for all devices",
     "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the "
     "loss on their validation split",
-    "Timer.duration=": "trainer.max_time is no duration: give DD:HH:MM:SS, such as 00:12:00:00 for "
-    "twelve hours",
+    "Timer.duration=": "trainer.max_time is not a duration: give DD:HH:MM:SS, such as 00:12:00:00 "
+    "for twelve hours",
 }
 """A pattern in a message of Lightning → the sentence in its place."""
 

@@ -35,7 +35,7 @@ def _is_there(module: str) -> bool:
 
 
 def path_problem(path: str) -> str:
-    """Return why a path leads to nothing; "" if it leads to something, or is no dotted path."""
+    """Return why a path leads to nothing; "" if it leads to something, or is not a dotted path."""
     if not DOTTED_PATH.fullmatch(path):
         return ""
     module, _, name = path.rpartition(".")

@@ -13,7 +13,7 @@ MOST_TAG_LETTERS = 64
 
 
 def check_name(name: str | None) -> None:
-    """Raise UserError for a name that is no plain name of a folder."""
+    """Raise UserError for a name that is not a plain name of a folder."""
     if name is None:
         return
     if not NAME.fullmatch(name) or len(name.encode()) > MOST_NAME_BYTES:

@@ -75,7 +75,7 @@ def whole_number(text: str) -> int:
     """
     value = parse_scalar(text)
     if type(value) is not int:
-        raise ValueError(f"{text} is no integer")
+        raise ValueError(f"{text} is not an integer")
     return value
 
 

@@ -33,7 +33,7 @@ def read_documents(
     fix = "give a file of text"
     for name in files:
         if name != STANDARD_INPUT and not Path(name).is_file():  # a pipe may never end
-            kind = "a folder" if Path(name).is_dir() else "no file"
+            kind = "a folder" if Path(name).is_dir() else "not a file"
             raise UserError(f"{name} is {kind}: {fix}")
     columns = Columns(field, max_document_bytes=LARGEST_DOCUMENT_BYTES, lists=are_chats)
     for name in files:

@@ -134,7 +134,7 @@ def build_mechanisms(names: Iterable[str]) -> dict[str, Mechanism]:
             built[name] = getattr(mechanisms, name)().for_layer(1, D_HEAD, 0)
         except (AttributeError, TypeError) as error:
             raise UserError(
-                f"--mechanisms {name!r} is no mechanism with default arguments: "
+                f"--mechanisms {name!r} is not a mechanism with default arguments: "
                 "choose others, such as Plain,SqrtLogN,ScaleInvariant"
             ) from error
     return built

@@ -249,7 +249,7 @@ def evaluate(evaluation: Evaluation, paths: Sequence[str], folder: Path, command
         if not is_shown_again:
             raise
         raise UserError(
-            f"{paths[0]} is no record of this evaluation ({error!r}): give its {name}.json"
+            f"{paths[0]} is not a record of this evaluation ({error!r}): give its {name}.json"
         ) from error
     screen = console()
     for table in report.tables:

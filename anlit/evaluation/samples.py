@@ -187,7 +187,8 @@ def read_prompts(prompts: list[str] | str | None) -> list[str] | None:
     if isinstance(prompts, str):
         if not Path(prompts).is_file():
             raise UserError(
-                f"Samples has prompts={prompts}, which is no file: give a file or a list of texts"
+                f"Samples has prompts={prompts}, which is not a file: give a file or a list of "
+                "texts"
             )
         prompts = [prompt for prompt, _ in read_documents([prompts], "prompt")]
     if not prompts:

@@ -126,7 +126,7 @@ def _read_end(path: str | Path, n_bytes: int) -> bytes:
 
 
 def _parse_rows(content: bytes) -> list[Row]:
-    """Return the rows of CSV. Raise ValueError with the line that is no row."""
+    """Return the rows of CSV. Raise ValueError with the line that is not a row."""
     complete_lines = content[: content.rfind(b"\n") + 1]
     reader = csv.reader(io.StringIO(_decode(complete_lines), newline=""), strict=True)
     rows: list[Row] = []

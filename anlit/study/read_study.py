@@ -99,7 +99,7 @@ def _refuse_run(content: Any, path: str) -> None:
     """Raise UserError for a configuration of `anlit fit`."""
     if isinstance(content, dict) and not RUN_SECTIONS.isdisjoint(content):
         raise UserError(
-            f"{path} configures a run and is no plan of a study: give it to anlit fit --config "
+            f"{path} configures a run and is not a plan of a study: give it to anlit fit --config "
             f"{path}, or name it in the configs of an arm"
         )
 

@@ -28,7 +28,8 @@ def recompute(folder: Path) -> list[Comparison]:
         for number, entry in enumerate(record["comparisons"], 1):
             comparisons.append(_compare(folder, f"{number}-", entry, record, runs))
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(f"{folder / STUDY} is no report of a study ({error}): {ADVICE}") from error
+        cause = f"{folder / STUDY} is not a report of a study ({error})"
+        raise UserError(f"{cause}: {ADVICE}") from error
     record["comparisons"] = [comparison.raw() for comparison in comparisons]
     record |= record_runs(comparisons, list(runs.values()))
     write_json(folder / STUDY, jsonable(record, DIGITS), indent=None)

@@ -45,7 +45,8 @@ def read_record(folder: Path) -> tuple[dict[str, Any], dict[str, Run]]:
                 entry["bits_per_byte"],
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / STUDY} is no report of a study ({error}): {ADVICE}") from error
+        cause = f"{folder / STUDY} is not a report of a study ({error})"
+        raise UserError(f"{cause}: {ADVICE}") from error
     return record, runs
 
 

@@ -268,5 +268,5 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's model, or the kind of a device that is no GPU."""
+    """The GPU's model, or the kind of a device that is not a GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

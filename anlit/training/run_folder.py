@@ -183,7 +183,7 @@ def checkpoint_to_continue(
             f"continue with: begin a run from it with --initial_weights {ckpt_path}"
         )
     if not location.is_checkpoint(ckpt_path):
-        problem = "is no checkpoint" if Path(ckpt_path).exists() else "does not exist"
+        problem = "is not a checkpoint" if Path(ckpt_path).exists() else "does not exist"
         raise UserError(
             f"ckpt_path={ckpt_path} {problem}: give a run folder, a file such as "
             "RUN/checkpoints/last.ckpt, or last"

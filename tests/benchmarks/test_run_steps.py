@@ -209,7 +209,7 @@ def test_only_models_and_optimizers_are_built(
         settings[key] = foreign
     write_config(run, config)
 
-    messages = r"config.yaml: model.* (names|has settings that are no numbers|cannot be built)"
+    messages = r"config.yaml: model.* (names|has settings that are neither numbers|cannot be built)"
     with pytest.raises(UserError, match=messages) as error:
         time_steps(tmp_path, run)
 

@@ -132,7 +132,7 @@ def test_ranges_of_distances_end_within_the_keys() -> None:
 
 @pytest.mark.parametrize("name", ["Plane", "AttentionPattern"])
 def test_a_name_without_default_arguments_is_refused(name: str) -> None:
-    message = f"--mechanisms '{name}' is no mechanism with default arguments: .*Plain"
+    message = f"--mechanisms '{name}' is not a mechanism with default arguments: .*Plain"
     with pytest.raises(UserError, match=message):
         build_mechanisms([name])
 

@@ -168,7 +168,7 @@ def test_a_model_without_a_tokenizer_asks_for_one(tmp_path: Path, refusal) -> No
         (["a\udce9b"], "prompt 1 is not UTF-8: convert it"),
         (["the", "--top_p", "0"], "top_p 0 must be a probability"),
         (["the", "--temperature", "nan"], "temperature nan must be 0"),
-        (["the", "--prompts", "nowhere.txt"], "nowhere.txt is no file: give a file of text"),
+        (["the", "--prompts", "nowhere.txt"], "nowhere.txt is not a file: give a file of text"),
         (["the", "--tokenizer", __file__], "test_generate_command.py is not a tokenizer.json"),
     ],
 )

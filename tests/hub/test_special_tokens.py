@@ -431,7 +431,7 @@ DAMAGE = [
     (
         "generation_config.json",
         '{"eos_token_id": "x"}',
-        "eos_token_id='x', which is no token's number",
+        "eos_token_id='x', which is not a token's number",
     ),
     (
         "generation_config.json",

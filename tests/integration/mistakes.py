@@ -64,7 +64,7 @@ FAST = [
     ),
     (
         f"{FIT} --trainer.devices x",
-        r"trainer\.devices=x is no number of devices: give 1 or more",
+        r"trainer\.devices=x is not a number of devices: give 1 or more",
     ),
     (
         f"{FIT} --data.path beyond",
@@ -95,7 +95,7 @@ FAST = [
     ),
     (
         "study --config tiny.yaml --dry_run",
-        r"tiny\.yaml configures a run and is no plan of a study: give it to anlit fit --config tin",
+        r"tiny\.yaml configures a run and is not a plan of a study: give it to anlit fit --config",
     ),
     ("prepare TextFiles", r"TextFiles needs --source: `anlit prepare --help` explains"),
     (
@@ -256,7 +256,7 @@ SLOW = [
         f"{FIT} --trainer.max_steps 1.5",
         r"trainer\.max_steps=1\.5 is of the wrong type: give an integer",
     ),
-    (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is no duration: give DD:HH:MM:SS"),
+    (f"{FIT} --trainer.max_time -5", r"trainer\.max_time is not a duration: give DD:HH:MM:SS"),
     (f"{FIT} --trainer.precision 17", r"trainer\.precision=17 .*: set 32-true, bf16-mixed"),
     (
         f"{FIT} --trainer.logger CSVLogger",
@@ -274,7 +274,7 @@ SLOW = [
     (f"{FIT} --data.batch_size 0", r"data\.batch_size=0 is out of range: give 1 or more"),
     (
         f"{FIT} --ckpt_path empty",
-        r"ckpt_path=empty is no checkpoint: give a run folder, a file such",
+        r"ckpt_path=empty is not a checkpoint: give a run folder, a file such",
     ),
     (
         f"{FIT} --ckpt_path cut.ckpt",

@@ -85,7 +85,7 @@ def test_an_annealed_run_that_is_stopped_goes_on_to_the_same_weights(stable_run,
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--anneal=0"], "anneal=0.0 is out of range: give more than 0"),
-    (["--anneal=0.001"], "anneal=0.001 of 20 steps is no step: give a larger share"),
+    (["--anneal=0.001"], "anneal=0.001 of 20 steps is less than a step: give a larger share"),
     (["--anneal=0.2", "--ckpt_path=last"],
      "anneal needs the run that it branches from: give --ckpt_path RUN"),
     (["--anneal=0.2", "--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),

@@ -37,8 +37,8 @@ PER_HEAD = ["--model.attention_gate=per_head"]
     ("options", "words"),
     [
         (["--trainer.devices=0"], "trainer.devices=0 is out of range: give 1 or more, or -1"),
-        (["--trainer.devices=x"], "trainer.devices=x is no number of devices: give 1 or more"),
-        (["--trainer.devices=[0,1]"], "trainer.devices is no number of processes: give"),
+        (["--trainer.devices=x"], "trainer.devices=x is not a number of devices: give 1 or more"),
+        (["--trainer.devices=[0,1]"], "trainer.devices is not a number of processes: give"),
         (["--trainer.accelerator=mps"], "trainer.accelerator=mps is not one of anlit's, which"),
         (["--trainer.accelerator=tpu"], "trainer.accelerator=tpu is not one of anlit's, which"),
         (["--trainer.accelerator=XLAAccelerator"], "trainer.accelerator=XLAAccelerator is not"),
@@ -128,17 +128,17 @@ def test_float8_without_torchao_is_refused_before_data_are_prepared(
         ({"model.init_args.kernel": "flex"}, "FlexAttention has no backward pass on CPU"),
         ({"max_tokens": 10, "trainer.max_steps": -1}, "10 tokens are less than a step of"),
         ({"trainer.devices": 0}, "trainer.devices=0 is out of range: give 1 or more, or -1"),
-        ({"trainer.devices": []}, "trainer.devices=[] is no number of devices: give 1 or more"),
-        ({"trainer.devices": [0, 1]}, "trainer.devices is no number of processes: give"),
+        ({"trainer.devices": []}, "trainer.devices=[] is not a number of devices: give 1 or more"),
+        ({"trainer.devices": [0, 1]}, "trainer.devices is not a number of processes: give"),
         (
             {"trainer.devices": "x", "trainer.accelerator": "gpu"},
-            "trainer.devices=x is no number of devices: give 1 or more, or -1 for all devices",
+            "trainer.devices=x is not a number of devices: give 1 or more, or -1 for all devices",
         ),
         (
             {"trainer.limit_val_batches": 1.5, "trainer.accelerator": "gpu"},
             "invalid value 1.5 for limit_val_batches",
         ),
-        ({"trainer.max_time": "noon"}, "trainer.max_time is no duration: give DD:HH:MM:SS"),
+        ({"trainer.max_time": "noon"}, "trainer.max_time is not a duration: give DD:HH:MM:SS"),
         (
             {"trainer.callbacks": [{"class_path": WITHOUT_PACKAGE}]},
             "NeedsPackage: the package nowhere is not installed",

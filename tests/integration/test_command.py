@@ -190,7 +190,7 @@ def test_true_is_no_seed(refusal) -> None:
     """Lightning's help promises a random seed, and its function sets 0."""
     message = refusal("fit", "--model=GPT", "--data.path=data", "--seed_everything=true")
 
-    assert "seed_everything=true is no seed: give a number" in message
+    assert "seed_everything=true is not a seed: give a number" in message
 
 
 def test_output_without_a_reader_gives_no_traceback() -> None:

@@ -121,7 +121,7 @@ def test_two_processes_have_the_same_rates(shards: Path, tmp_path: Path, strateg
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--model.lr_factors.lm_head=2"], "model.lr_factors.lm_head is no parameter group: give "),
+        (["--model.lr_factors.lm_head=2"], "model.lr_factors.lm_head is not a parameter group: "),
         (["--model.lr_factors.head=-2"], "model.lr_factors.head=-2.0 is out of range: give 0 or "),
         (["--model.base_d_model=0"], "model.base_d_model=0 is out of range: give 1 or more"),
         (

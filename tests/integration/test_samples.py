@@ -192,7 +192,7 @@ def test_by_default_documents_of_the_validation_split_begin(shards: Path, tmp_pa
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("prompts=once upon a time", "Samples has prompts=once upon a time, which is no file"),
+        ("prompts=once upon a time", "Samples has prompts=once upon a time, which is not a file"),
         ("prompts=[]", "Samples has no prompt: give one"),
         ("max_tokens=0", "Samples has max_tokens=0: it must be at least 1"),
         ("top_p=0", "top_p 0 must be a probability in (0, 1]"),

@@ -279,10 +279,10 @@ def test_validate_takes_a_run_folder_its_config_or_its_checkpoint(
 ) -> None:
     for path in ("run", "run/config.yaml", "run/checkpoints/last.ckpt"):
         assert main(["validate", path, "--trainer.enable_progress_bar=false"]) == 0
-    assert "data is no run folder with a config.yaml: give a run folder" in refusal(
+    assert "data is not a run folder with a config.yaml: give a run folder" in refusal(
         "validate", "data"
     )
-    assert "nowhere is no run folder" in refusal("test", "nowhere")
+    assert "nowhere is not a run folder" in refusal("test", "nowhere")
 
 
 @pytest.mark.parametrize(

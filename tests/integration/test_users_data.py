@@ -244,7 +244,7 @@ def test_a_loader_without_a_length_is_no_exact_resume(tmp_path: Path, caplog) ->
         ("nowhere.MyData", "", r"importing nowhere fails \(ModuleNotFoundError: .*: correct the"),
         ("broken.MyData", "", r"importing broken fails \(ZeroDivisionError: .*\): correct the"),
         (f"{MINE}.Missing", "", r"users_data has no Missing: give a class that it has"),
-        (f"{MINE}.NoData", "", r"which is no LightningDataModule: derive it from lightning's"),
+        (f"{MINE}.NoData", "", r"which is not a LightningDataModule: derive it from lightning's"),
         (f"{MINE}.Pairs", "", r"Pairs does not give the size of its vocabulary: set --model\.vo"),
         (f"{MINE}.Pairs", "--model.vocab_size=40", r"Pairs delivers the (token|target) 4\d, and"),
         (f"{MINE}.TrainingAlone", "--model.vocab_size=40",

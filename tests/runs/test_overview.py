@@ -226,7 +226,7 @@ def test_a_run_has_its_name_and_tags_or_else_its_folder(make_run, capsys) -> Non
     assert named["name"] == "wide"
     assert named["folder"] == "b/c"
     assert named["tags"] == ["baseline", "english"]
-    assert named["changes"] == [], "a name is no setting"
+    assert named["changes"] == [], "a name is not a setting"
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_an_arm_that_failed_at_every_length_has_no_value(folder: Path) -> None:
 
 
 def test_runs_without_an_annealed_loss_are_named(folder: Path) -> None:
-    """A run diverged. The last loss of a run that was stopped early is no annealed loss."""
+    """A run diverged. The last loss of a run that was stopped early is not an annealed loss."""
     study = annealed_study(folder)
     train(study, folder / "out")
     diverged = next(folder.glob("out/angpt_seed=1_annealed=100*"))

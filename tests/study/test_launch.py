@@ -190,7 +190,7 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
     shutil.rmtree(output / measured[-1].name)
     plan = finish(start("--dry_run", "--reuse", "first"))
     assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in plan
-    assert "--reuse nowhere is no folder" in finish(start("--reuse", "nowhere"), code=1)
+    assert "--reuse nowhere is not a folder" in finish(start("--reuse", "nowhere"), code=1)
 
 
 def test_a_study_goes_on_from_its_record(start: Launch, folder: Path, study: Study) -> None:

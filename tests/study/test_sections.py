@@ -418,7 +418,7 @@ def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -
 
     check_sections(study_with(arms=["gpt"]))
 
-    message = r"over 'd', which is no number of arm 'angpt_tau=1': .* parameters, .*, tau"
+    message = r"over 'd', which is not a number of arm 'angpt_tau=1': .* parameters, .*, tau"
     with pytest.raises(UserError, match=message):
         check_sections(study_with())
 
@@ -476,15 +476,15 @@ def test_the_baseline_of_a_section_is_an_arm_or_all_its_points(
         ),
         (
             {"trend": {"over": "depth"}},
-            "over 'depth', which is no number of arm 'gpt': vary or tune it, or choose one of",
+            "over 'depth', which is not a number of arm 'gpt': vary or tune it, or choose one of",
         ),
         (
             {"trend": {"over": "tokens", "value": "lr"}},
-            "has value 'lr', which is no number of arm 'gpt': vary or tune it",
+            "has value 'lr', which is not a number of arm 'gpt': vary or tune it",
         ),
         (
             {"embed": {"name": "lenghts"}},
-            "has the name 'lenghts', which is no command of `after`: choose one of lengths",
+            "has the name 'lenghts', which is not a command of `after`: choose one of lengths",
         ),
     ],
 )

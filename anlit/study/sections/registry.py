@@ -97,7 +97,8 @@ def _check_embed(study: Study, options: dict[str, Any], location: str) -> None:
     if options["name"] not in commands:
         advice = f"choose one of {', '.join(commands)}" if commands else "give one there"
         raise UserError(
-            f"{location} has the name '{options['name']}', which is no command of `after`: {advice}"
+            f"{location} has the name '{options['name']}', which is not a command of `after`: "
+            f"{advice}"
         )
 
 
@@ -119,7 +120,7 @@ def _check_numbers(study: Study, options: dict[str, Any], location: str) -> None
         for key, name, allowed in (("over", over, numbers), ("value", value, ["loss", *numbers])):
             if name not in allowed:
                 raise UserError(
-                    f"{location} has {key} '{name}', which is no number of arm '{arm.name}': "
+                    f"{location} has {key} '{name}', which is not a number of arm '{arm.name}': "
                     f"vary or tune it, or choose one of {', '.join(numbers)}"
                 )
 

@@ -25,7 +25,7 @@ def check_lr_factors(factors: LRFactors) -> None:
     for group in factors:
         if group not in GROUPS:
             raise UserError(
-                f"model.lr_factors.{group} is no parameter group: give {', '.join(GROUPS)}"
+                f"model.lr_factors.{group} is not a parameter group: give {', '.join(GROUPS)}"
             )
     check_ranges("model.lr_factors", factors)
 

@@ -144,7 +144,7 @@ def test_the_base_rate_is_the_rate_before_the_factors(factors: dict[str, float])
     [
         (
             {"lm_head": 2.0},
-            r"model\.lr_factors\.lm_head is no parameter group: give embedding, ",
+            r"model\.lr_factors\.lm_head is not a parameter group: give embedding, ",
         ),
         (
             {"head": -1.0},
