@@ -15,6 +15,7 @@ from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
 from anlit.io.provenance import cores
 from anlit.io.write import output_folder
+from anlit.reporting.table import console
 from anlit.reporting.text import echo
 from anlit.study.estimate import describe_plan
 from anlit.study.launch import launch
@@ -298,7 +299,7 @@ def _report(study: Study, output: Path, command: str) -> int:
     from anlit.study.report import describe_incomplete, print_summary
 
     results, page = _write_report(study, output, command)
-    print_summary(results)
+    print_summary(results, console())
     echo(f"Report: {page}")
     missing_lines = describe_incomplete(results)
     for line in missing_lines:

@@ -15,7 +15,6 @@ from anlit.errors import UserError, report_unforeseen
 from anlit.io.write import write_json
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
-from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, count_of, echo, literal, without_control_codes
 from anlit.study.plan import AnnealedRun
 from anlit.study.results import StudyResults
@@ -37,12 +36,11 @@ def write_report(results: StudyResults) -> Path:
     return write_page(results.output, "report", _paragraphs(results))
 
 
-def print_summary(results: StudyResults, console: SafeConsole | None = None) -> None:
+def print_summary(results: StudyResults, console: SafeConsole) -> None:
     """Print each arm's point with loss and speed-up, and the values at the edge of their grid.
 
     With `anneal`, print the annealed losses and speed-ups.
     """
-    console = console or terminal()
     if results.study.annealing is not None:
         for table in summary_tables(results):
             console.print(table)
