@@ -49,7 +49,7 @@ def branch(config: Namespace) -> Branch | None:
     schedule = configured_schedule(content, file)
     planned = mapping(content["anlit"].get("run")).get("trainer", {}).get("max_steps")
     config.ckpt_path = str(file)
-    folder = default_folder(file, config)
+    folder = leave_run_folder(file, config)
     config.trainer.max_steps = n_steps + n_more
     annealed = {"schedule": schedule, "begin": n_steps, "planned": planned or n_steps}
     config.model.init_args.schedule = Namespace(
@@ -92,11 +92,14 @@ def configured_schedule(content: dict[str, Any], file: Path) -> Namespace:
     return Namespace(class_path=class_path_of(kind), init_args=Namespace(**settings))
 
 
-def default_folder(file: Path, config: Namespace) -> str | None:
-    """Return the folder of the branch if the user gives none: the run's folder with an ending.
+def leave_run_folder(file: Path, config: Namespace) -> str | None:
+    """Take the run's own folder and name out of the configuration, which the branch may not have.
 
-    A folder or a name in the configuration that is the run's own is not the branch's. So the name
-    gets the ending too. A new name gives the folder: None.
+    `run_dir` becomes None if it is the run's folder. The run's name gets an ending.
+
+    Returns:
+        The default folder of the branch: the run's folder with the ending. None if the
+        configuration has a new name, which gives the folder.
     """
     run = file.resolve().parent.parent
     if config.run_dir is not None and Path(config.run_dir).resolve() == run:

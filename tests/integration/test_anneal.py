@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
-from anlit.commands.anneal import default_folder
+from anlit.commands.anneal import leave_run_folder
 from tests.integration.conftest import assert_identical, fit_arguments, run, signal_at
 from tests.integration.run_files import column, config_of, steps
 
@@ -110,6 +110,6 @@ def test_a_branch_has_the_runs_name_with_an_ending_or_a_new_one(
     Path("runs/a/config.yaml").write_text("{name: wide, run_dir: runs/a}")
     config = Namespace(name=name, run_dir="runs/a")
 
-    assert default_folder(Path("runs/a/checkpoints/last.ckpt"), config) == folder
+    assert leave_run_folder(Path("runs/a/checkpoints/last.ckpt"), config) == folder
 
     assert (config.name, config.run_dir) == (name_of_branch, None)
