@@ -13,7 +13,7 @@ from anlit.errors import UserError
 from anlit.reporting.text import echo
 
 
-def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[int, int]:
+def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> None:
     """Set `trainer.max_steps` to the steps that the budget of tokens allows, and print it.
 
     The recorded configuration has the steps alone, so a run is continued with the same number.
@@ -21,9 +21,6 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
     Args:
         config: The configuration of `fit`, with a vocabulary and a budget.
         count_parameters: Called if the budget is a number of tokens per parameter.
-
-    Returns:
-        Sequences and tokens of the micro-batches that it counts.
 
     Raises:
         UserError: The budget is less than a step.
@@ -38,7 +35,6 @@ def set_steps(config: Namespace, count_parameters: Callable[[], int]) -> tuple[i
     largest = _step_tokens(config, n_steps - 1)
     sizes = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
     rank_zero_only(echo)(f"{n_tokens:,.0f} tokens: {n_steps:,} steps of {sizes} tokens")
-    return batch_shape(config)
 
 
 def has_budget(config: Namespace) -> bool:

@@ -27,7 +27,7 @@ from anlit.checkpoints.location import (
 )
 from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands.anneal import branch
-from anlit.commands.budget import has_budget, set_steps
+from anlit.commands.budget import batch_shape, has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
@@ -106,8 +106,6 @@ class FitCommand(ConfigurationParser):
     """The locked file in the run folder; None on ranks above 0, and if a run writes nothing."""
     rate_advice: str | None = None
     """Advice if the learning rate is a default."""
-    has_budget = False
-    """Whether the length of the run is given in tokens."""
     budget_batch: tuple[int, int] | None = None
     """Sequences and tokens of a micro-batch that a budget of tokens counts."""
 
@@ -274,16 +272,16 @@ class FitCommand(ConfigurationParser):
         config = self.config[self.subcommand]
         is_fit = self.subcommand == "fit"
         with explain_constructor_errors():
-            self.has_budget = is_fit and has_budget(config)
-            model = self._check_run(config.clone()) if is_fit else None
+            model = self._check_run(config) if is_fit else None
             logged = with_wandb_run(config, config.run_dir) if is_fit else config
             self.make_objects(logged, "trainer")
             self.trainer = self.instantiate_trainer()
             if is_fit:
                 check_machine(config, model, self.trainer.strategy.root_device.type)
             _set_vocabulary_from_data(config, self.trainer, is_fit)
-            if self.has_budget:
-                self.budget_batch = set_steps(config, partial(self._count_parameters, config))
+            if is_fit and has_budget(config):
+                set_steps(config, partial(self._count_parameters, config))
+                self.budget_batch = batch_shape(config)
                 set_max_steps(self.trainer, config.trainer.max_steps)
             self.rate_advice = advice_on_default_rate(config.model)
             set_rate_by_width(config.model)
@@ -326,12 +324,12 @@ class FitCommand(ConfigurationParser):
             record = RunRecord(run_dir, self.setting("name"), self.setting("tags"))
             kwargs["callbacks"] = training_callbacks(settings, record, every_n_steps)
             kwargs["logger"] = training_loggers(settings, run_dir)
+            if has_budget(self.config[self.subcommand]):  # the number of steps follows later
+                kwargs["max_steps"] = TRAINER_DEFAULTS["max_steps"]
         else:
             self.save_config_callback = None  # it would write into the working directory
             kwargs["callbacks"] = evaluation_callbacks(settings)
             kwargs["logger"] = settings.get("logger") or False
-        if self.has_budget:  # the number of steps follows later
-            kwargs["max_steps"] = TRAINER_DEFAULTS["max_steps"]
         trainer = super().instantiate_trainer(plugins=trainer_plugins(settings), **kwargs)
         strategy: Strategy = trainer.strategy  # `auto` takes it by the machine
         arguments = {"start_method": start_method(strategy)}

@@ -101,13 +101,14 @@ class ConfigurationParser(CommandLine):
         the vocabulary that the data ask for, else the default. Raises UserError if the model's
         class refuses a setting, or the manifest of the data is damaged.
         """
-        settings = config.model.get("init_args", {})
+        spec = config.model.clone()
+        settings = spec.get("init_args", {})
         if "vocab_size" in settings and settings.vocab_size is None:
             settings.vocab_size = padded_vocabulary(_vocabulary_of_data(config.data))
         parser = self.parser_of(str(self.subcommand))
         try:
             with torch.device("meta"):
-                return parser.instantiate(Namespace(model=config.model)).model
+                return parser.instantiate(Namespace(model=spec)).model
         except ValueError as error:
             raise UserError(str(original_error(error))) from error
 

@@ -33,7 +33,7 @@ DTYPES = {
 def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel | None:
     """Check the length, the model, its products in float8 and the optimizer of a run.
 
-    `config` gets the rate by width. A missing vocabulary is the default.
+    `config` stays as it is. A missing vocabulary is the default.
 
     Returns:
         The model on the meta device. None if its class needs memory for the weights.
@@ -44,6 +44,7 @@ def check_run(parser: ConfigurationParser, config: Namespace) -> LanguageModel |
     n_steps = check_length(config)
     if n_steps is not None:
         check_steps(config.trainer.as_dict(), n_steps)
+    config = config.clone()
     set_rate_by_width(config.model)
     try:
         model = parser.model_of(config)
