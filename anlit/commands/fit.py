@@ -45,8 +45,8 @@ from anlit.commands.trainer_objects import (
     training_loggers,
 )
 from anlit.commands.wandb_run import finish_wandb_run, with_wandb_run
-from anlit.config.error_messages import explain_lightning_error, is_lightning_error
 from anlit.config.labels import CONFIG, class_name
+from anlit.config.lightning_errors import explain_lightning_error, is_lightning_error
 from anlit.config.start_folder import data_paths_from_start
 from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.data.attributes import name_of, vocab_size_of

@@ -28,9 +28,9 @@ from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.values import use_one_loader
 from anlit.config.error_messages import (
     explain_constructor_error,
-    explain_lightning_error,
     explain_parser_error,
 )
+from anlit.config.lightning_errors import explain_lightning_error
 from anlit.config.names import check_name, split_tags
 from anlit.config.schema import OPTIONS
 from anlit.config.trainer_defaults import TRAINER_DEFAULTS

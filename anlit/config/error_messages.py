@@ -1,4 +1,4 @@
-"""Makes one sentence of an error of a parser or of Lightning: key, value and fix. Without torch.
+"""Makes one sentence of an error of a parser: key, value and fix. Without torch.
 
 argparse reads the options of the tools, jsonargparse the options of `anlit fit`. If a value inside
 a class is wrong, jsonargparse reports a nested list. It has an error per union member, and the
@@ -25,19 +25,6 @@ FEW_OPTIONS = 40
 """Fewer options than this are listed."""
 NOT_FOR_USERS = ("Schedule", "WarmedUp", "Annealed")
 """Schedules that no configuration names: base classes, and the schedule of `--anneal`."""
-ADVICE = {
-    "No supported gpu backend found|CUDAAccelerator": "trainer.accelerator needs a GPU, and none "
-    "was found: set --trainer.accelerator cpu --trainer.devices 1, or check with nvidia-smi",
-    "CPUAccelerator|not a valid input using cpu": "trainer.devices is not a number of processes: "
-    "give --trainer.devices 1 or more on CPU",
-    "not a valid input using": "trainer.devices is not a number of devices: give "
-    "--trainer.devices 1 or more, or -1 for all devices",
-    "`test_dataloader` must be": "the data have no test_dataloader: use `anlit validate` for the "
-    "loss on their validation split",
-    "Timer.duration=": "trainer.max_time is not a duration: give DD:HH:MM:SS, such as 00:12:00:00 "
-    "for twelve hours",
-}
-"""A pattern in a message of Lightning → the sentence in its place."""
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _OWNER = re.compile(r"Problem with given class_path '([^']+)'")
@@ -55,12 +42,6 @@ _TYPE = re.compile(
     r"Expected an? (?:<class '(?P<kind>[\w.]+)'>|typing\.Literal\[(?P<values>.*?)\])"
 )
 _ARGUMENT = r"unrecognized arguments: (?P<name>[^\s=]+)"
-_MONITOR = (
-    r"(?:metric `?|monitor=')(?P<name>[^`' ]+)[`')]* "
-    r"(?:which is not available|could not find the monitored key)(?P<rest>.*?)"
-    r"(?:\. (?:HINT|Condition)|$)"
-)
-"""Lightning's words for a metric that a callback monitors and nobody logs."""
 
 
 @dataclass(frozen=True)
@@ -376,34 +357,6 @@ def class_choices(name: str) -> str:
         case _:
             return ""
     return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def explain_lightning_error(error: Exception) -> str:
-    """The sentence for an error of Lightning about the Trainer's settings."""
-    message = " ".join(str(error).split())
-    for pattern_of_advice, advice in ADVICE.items():
-        if re.search(pattern_of_advice, message):
-            return advice
-    monitor = re.search(_MONITOR, message)
-    if monitor:
-        # The names come after the last words of Lightning's that end with a colon.
-        names = monitor["rest"].rpartition(": ")[2]
-        return _explain_monitor(monitor["name"], re.findall(r"[`']([^`',]+)[`']", names))
-    return f"trainer: {message[:LONGEST_MESSAGE].rstrip('.')}"
-
-
-def _explain_monitor(name: str, metrics: list[str]) -> str:
-    """A callback waits for a metric that is not among the logged `metrics`."""
-    near = difflib.get_close_matches(name.replace("_", "/"), metrics, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"give one of {', '.join(metrics)}"
-    return f"a callback monitors {name}, which is not logged: {fix}"
-
-
-def is_lightning_error(error: Exception) -> bool:
-    """Whether Lightning refuses a setting of the Trainer or of its callbacks."""
-    if type(error).__name__ == "MisconfigurationException":
-        return True
-    return re.search(_MONITOR, str(error)) is not None
 
 
 def explain_constructor_error(error: Exception) -> str:

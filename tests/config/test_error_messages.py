@@ -3,11 +3,8 @@
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from anlit.config.error_messages import (
-    explain_lightning_error,
-    explain_parser_error,
-    is_lightning_error,
-)
+from anlit.config.error_messages import explain_parser_error
+from anlit.config.lightning_errors import explain_lightning_error, is_lightning_error
 
 
 @pytest.mark.parametrize(
