@@ -32,7 +32,7 @@ from anlit.config.options import ToolParser, at_least
 from anlit.data.batch import Batch
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
-from anlit.io.read import parse_cell, read_rows
+from anlit.io.metrics_csv import parse_cell, read_rows
 from anlit.reporting.text import echo, say
 from anlit.runs.folders import METRICS, Run, load_run
 from anlit.training.callbacks.throughput import StepTimes

@@ -12,7 +12,8 @@ from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_
 
 from anlit.config.options import expand_home
 from anlit.errors import UserError
-from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
+from anlit.io.read import read_yaml
+from anlit.io.yaml_text import dump_yaml, parse_scalar, parse_yaml
 
 FIXES_OF_EMPTY_KEYS = {
     "class_path": "give the name of a class, or leave it out",

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from anlit.config.error_messages import explain_parser_error
 from anlit.errors import UserError
-from anlit.io.read import parse_scalar
+from anlit.io.yaml_text import parse_scalar
 
 NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
 """How --help calls a file or a folder."""

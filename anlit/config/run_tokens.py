@@ -6,7 +6,7 @@ from typing import Any
 from anlit.config.batch_ramp import configured_ramp
 from anlit.config.labels import mapping
 from anlit.config.trainer_defaults import TRAINER_DEFAULTS
-from anlit.io.read import parse_scalar
+from anlit.io.yaml_text import parse_scalar
 
 DEFAULT_BATCH_SIZE = 8
 """Sequences in a micro-batch, if the data have no such setting."""

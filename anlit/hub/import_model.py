@@ -17,8 +17,9 @@ from anlit.hub.config_json import CONFIG_JSON, check_config, gpt_settings, unkno
 from anlit.hub.export import check_new_folder
 from anlit.hub.families import TYPES, weight_names
 from anlit.hub.shards import tensors_by_file
-from anlit.io.read import dump_yaml, read_json
+from anlit.io.read import read_json
 from anlit.io.write import writing_new
+from anlit.io.yaml_text import dump_yaml
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import rebuild
 

@@ -25,7 +25,8 @@ from anlit.config.labels import (
     mapping,
 )
 from anlit.errors import UserError
-from anlit.io.read import LEAVE_OUT, parse_cell, read_json, read_rows, read_yaml
+from anlit.io.metrics_csv import LEAVE_OUT, parse_cell, read_rows
+from anlit.io.read import read_json, read_yaml
 
 METRICS = "metrics.csv"
 """Name of the file of logged values in a run folder."""

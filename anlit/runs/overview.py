@@ -14,7 +14,7 @@ from typing import Any
 
 from anlit.config.labels import mapping
 from anlit.errors import UserError
-from anlit.io.read import Row, parse_cell, read_rows
+from anlit.io.metrics_csv import Row, parse_cell, read_rows
 from anlit.runs.folders import CONFIG, METRICS, RECORD, Run, read_settings_of_run
 from anlit.runs.groups import learned_settings
 from anlit.runs.labels import short_names, show, without_arguments

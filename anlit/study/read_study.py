@@ -48,7 +48,7 @@ STUDY_SCHEMA = {
     "pace": PACE_SCHEMA,
     "after": {str: str},
 }
-"""The keys of a study's file, see `anlit.io.read.check`.
+"""The keys of a study's file, see `anlit.io.read.check_content`.
 
 Grids are checked in `grid.py`, options of sections in `sections/registry.py`.
 """

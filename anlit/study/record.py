@@ -12,8 +12,9 @@ import numpy as np
 from anlit.compare.comparison import STUDY
 from anlit.config.labels import CONFIG
 from anlit.errors import UserError
-from anlit.io.read import dump_yaml, read_json
+from anlit.io.read import read_json
 from anlit.io.write import write_json, write_text
+from anlit.io.yaml_text import dump_yaml
 from anlit.runs.folders import METRICS, RECORD, Curve, Run
 
 REPORT_SCHEMA = {

@@ -12,7 +12,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from anlit.io.read import Row, parse_cell, read_rows
+from anlit.io.metrics_csv import Row, parse_cell, read_rows
 from anlit.io.write import appending, replacing
 from anlit.runs.folders import METRICS
 from anlit.runs.groups import flatten

@@ -26,8 +26,9 @@ from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG
 from anlit.config.labels import CONFIG
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
+from anlit.io.metrics_csv import parse_cell, read_rows
 from anlit.io.provenance import utc_time
-from anlit.io.read import parse_cell, read_rows, read_yaml
+from anlit.io.read import read_yaml
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, SAMPLES, read_run_record
 from anlit.training.loggers import HPARAMS_FILE

@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 import anlit
 from anlit.cli import main
-from anlit.io.read import dump_yaml, parse_scalar, parse_yaml, read_yaml
+from anlit.io.read import read_yaml
+from anlit.io.yaml_text import dump_yaml, parse_scalar, parse_yaml
 from tests.integration.conftest import value_at
 
 NESTED = "class_path: anlit.ScaleInvariant\ninit_args:\n  tau: 3\n  tau: 4\n"

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from anlit.errors import UserError
-from anlit.io.read import check_content, parse_scalar, parse_yaml, read_json, read_rows, read_yaml
+from anlit.io.metrics_csv import read_rows
+from anlit.io.read import check_content, read_json, read_yaml
+from anlit.io.yaml_text import parse_scalar, parse_yaml
 from anlit.study.read_study import read_study
 from tests.checkpoints.foreign import trained
 

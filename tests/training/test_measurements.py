@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from anlit import GPT, NGPT, AnGPT, Runtime, ScaleInvariant
 from anlit.data.batch import Batch
 from anlit.errors import UserError
-from anlit.io.read import read_rows
+from anlit.io.metrics_csv import read_rows
 from anlit.nn.attention.observe import attention_layers
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import distances

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anlit import GPT
-from anlit.io.read import read_rows
+from anlit.io.metrics_csv import read_rows
 from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from anlit.io.read import parse_cell, read_rows
+from anlit.io.metrics_csv import parse_cell, read_rows
 from anlit.reporting.figure import (
     TEXT_WIDTH,
     LineStyle,
