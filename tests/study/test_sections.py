@@ -12,6 +12,7 @@ from scipy import stats
 
 from anlit.compare.statistics import Summary
 from anlit.errors import UserError
+from anlit.reporting.figure import LineStyle
 from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.sections import loss_gap, trend, tried_losses
@@ -111,9 +112,9 @@ def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> 
     narrow = {0.1: 3.2, 0.2: 3.0, 0.4: 3.1}
     wide = {0.1: 2.8, 0.2: 2.9, 0.4: 9.0}
     panel = tried_losses.Panel("GPT+", "lr", {"32": narrow, "64": wide}, list(narrow))
-    looks = {"32": ("black", "o"), "64": ("grey", "s")}
+    styles = {"32": LineStyle("black", "o", "-"), "64": LineStyle("grey", "s", "-")}
 
-    tried_losses.draw_losses([panel], looks, Path("a.png"), "-")
+    tried_losses.draw_losses([panel], styles, Path("a.png"))
 
     (axes,) = figures[0].axes
     curves = [line.get_xydata().tolist() for line in axes.lines]
