@@ -109,9 +109,9 @@ class LastCheckpoint(ModelCheckpoint):
         stop_asking_for_sigterm(trainer)
         for callback in callbacks_of_class(trainer, ModelCheckpoint):
             replace_leftovers(callback, trainer.global_step)
-        for callback in callbacks_of_class(trainer, Timer):
-            check_time = partial(self._check_time, callback.on_train_batch_end)
-            callback.on_train_batch_end = check_time  # type: ignore[method-assign]
+        for timer in callbacks_of_class(trainer, Timer):
+            check_time = partial(self._check_time, timer.on_train_batch_end)
+            timer.on_train_batch_end = check_time  # type: ignore[method-assign]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
