@@ -191,6 +191,8 @@ def test_lightning_says_nothing_about_devices_and_ranks(monkeypatch, caplog, cap
     """The accelerator of a GPU logs LOCAL_RANK when the strategy sets it up."""
     logger = logging.getLogger("lightning.pytorch.accelerators.cuda")
     caplog.set_level(logging.INFO, logger.name)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])  # Lightning's may not propagate
+    monkeypatch.setattr(logger, "propagate", False)
     set_up = mock.Mock(side_effect=lambda trainer: logger.info("LOCAL_RANK: 0"))
     monkeypatch.setattr(CPUAccelerator, "setup", set_up)
 
