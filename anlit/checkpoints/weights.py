@@ -6,8 +6,16 @@ from anlit.errors import UserError
 
 
 def refuse_other_architecture(saved: str, expected: str, source: str) -> None:
-    """Raise UserError, which begins with `source`, if weights are of another class of model."""
-    if saved != expected:
+    """Raise UserError, which begins with `source`, if weights are of another class of model.
+
+    The names are those of `recorded_name`. A class of a script or notebook, `__main__.Mine`, may
+    be `mylab.Mine` elsewhere.
+    """
+    has_moved = "__main__" in (saved.rpartition(".")[0], expected.rpartition(".")[0])
+    is_same = saved == expected
+    if has_moved:
+        is_same = saved.rpartition(".")[2] == expected.rpartition(".")[2]
+    if not is_same:
         raise UserError(
             f"{source} holds {saved}, but the configuration's model is {expected}: set --model "
             f"{saved} or choose another checkpoint"

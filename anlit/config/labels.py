@@ -26,6 +26,14 @@ def class_name(spec: Any) -> str:
     return class_path(spec).rsplit(".", 1)[-1]
 
 
+def architecture_label(spec: Any) -> str:
+    """`GPT+` for anlit's GPT; the class's name for a model of another package, "" for none."""
+    path = spec if isinstance(spec, str) else str(mapping(spec).get("class_path", ""))
+    name = class_name(path)
+    is_of_anlit = path == name or path.startswith("anlit.")
+    return ARCHITECTURES.get(name, name) if is_of_anlit else name
+
+
 def attention_label(spec: Any) -> str:
     """`scale-invariant` for ScaleInvariant, `LogN` for LogN, `plain` for null.
 

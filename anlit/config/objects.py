@@ -123,11 +123,16 @@ def subclass_named(base: type[T], path: str, location: str) -> type[T]:
         family += [child for child in kind.__subclasses__() if child not in family]
     name = path.rpartition(".")[2]
     classes = [kind for kind in family if kind.__name__ == name]
-    if "." in path:
+    exact = [kind for kind in classes if path in (class_path_of(kind), recorded_name(kind))]
+    if exact:
+        classes = exact
+    elif path.startswith("__main__."):
+        # The class was in a script or notebook, which another module may now define.
+        classes = [kind for kind in classes if not is_of_anlit(kind)]
+    elif "." in path:
         # A package may offer the class under a shorter path: then package and name are enough.
         package = path.partition(".")[0]
-        exact = [kind for kind in classes if class_path_of(kind) == path]
-        classes = exact or [kind for kind in classes if _package_of(kind) == package]
+        classes = [kind for kind in classes if _package_of(kind) == package]
     if len(classes) == 1:
         return classes[0]
     number = "several" if classes else "no"
@@ -146,6 +151,15 @@ def shown(name: Any) -> str:
 
 def class_path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def recorded_name(kind: type) -> str:
+    """The name of a model's class in a checkpoint: `GPT` of anlit, the dotted path of others."""
+    return kind.__name__ if is_of_anlit(kind) else class_path_of(kind)
+
+
+def is_of_anlit(kind: type) -> bool:
+    return _package_of(kind) == "anlit"
 
 
 def _package_of(kind: type) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 import anlit
-from anlit.config.objects import parameters_of, to_plain_values
+from anlit.config.objects import parameters_of, recorded_name, to_plain_values
 from anlit.errors import UserError
 from anlit.nn.layers.positions import Positions
 from anlit.nn.mechanisms.mechanism import Mechanism
@@ -146,7 +146,7 @@ def unsupported(feature: str) -> UserError:
 
 def refuse_dropped_settings(model: LanguageModel) -> None:
     """Raise UserError if the export would drop a setting of a model or its attention."""
-    architecture = type(model).__name__
+    architecture = recorded_name(type(model))
     if architecture not in ARCHITECTURES:
         raise unsupported(f"the architecture {architecture}")
     translated = CONFIG_SETTINGS | CUSTOM_CODE_SETTINGS | SETTINGS_IN_WEIGHTS | TRAINING_SETTINGS

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anlit.config.labels import (
-    ARCHITECTURES,
     CONFIG,
+    architecture_label,
     attention_label,
-    class_name,
     init_args,
     mapping,
 )
@@ -119,8 +118,7 @@ class Run:
     @property
     def architecture(self) -> str:
         """Display name: GPT+, nGPT, anGPT, or the class name of another model."""
-        name = class_name(self.config.get("model"))
-        return ARCHITECTURES.get(name, name) or "unknown"
+        return architecture_label(self.config.get("model")) or "unknown"
 
     @property
     def attention(self) -> str:

@@ -14,7 +14,7 @@ from anlit.checkpoints.weights import (
     refuse_other_architecture,
     refuse_other_shapes,
 )
-from anlit.config.objects import shown, to_plain_values
+from anlit.config.objects import recorded_name, shown, to_plain_values
 from anlit.data.attributes import fingerprint_of
 from anlit.errors import UserError
 from anlit.training.kept_checkpoints import paths_to_names, restore_paths
@@ -33,7 +33,7 @@ def write_record(checkpoint: dict[str, Any], model: Any) -> None:
     if "callbacks" in checkpoint:
         checkpoint["callbacks"] = paths_to_names(checkpoint["callbacks"], model.trainer)
     checkpoint["anlit"] = {
-        "architecture": type(model).__name__,
+        "architecture": recorded_name(type(model)),
         "version": anlit.__version__,
         "data": fingerprint_of(model.data_module),
         "family": model.family,
@@ -54,7 +54,7 @@ def load_record(checkpoint: dict[str, Any], model: Any) -> None:
             "ckpt_path names a checkpoint that anlit did not write: choose one from a run folder"
         )
     source = "the checkpoint in ckpt_path"
-    refuse_other_architecture(record["architecture"], type(model).__name__, source)
+    refuse_other_architecture(record["architecture"], recorded_name(type(model)), source)
     # Lightning reads the states of callbacks after this hook.
     states = restore_paths(checkpoint.get("callbacks", {}), trainer_of(model))
     # max_time limits one launch: with the state of its timer no later launch would train.

@@ -17,7 +17,7 @@ from anlit.checkpoints.weights import (
     refuse_other_shapes,
 )
 from anlit.config.labels import CONFIG, attention_label, class_name, init_args
-from anlit.config.objects import to_plain_values
+from anlit.config.objects import recorded_name, to_plain_values
 from anlit.config.schema import setting_of
 from anlit.errors import UserError
 from anlit.runs.folders import Run, read_settings_of_run
@@ -49,7 +49,7 @@ def load_initial_weights(model: LanguageModel, path: str) -> None:
     file = find_checkpoint(path)
     content = read_model(file)
     architecture = content["anlit"]["architecture"]
-    refuse_other_architecture(architecture, type(model).__name__, source)
+    refuse_other_architecture(architecture, recorded_name(type(model)), source)
     weights = content["state_dict"]
     expected = model.state_dict()
     saved_settings = content["hyper_parameters"]

@@ -57,6 +57,11 @@ from anlit.training.optim.rates import (
 from anlit.training.optim.schedule import Schedule, ramped
 from anlit.training.optim.step_loss import StepLoss
 from anlit.training.resume_checks import apply_group_settings, group_settings
+from anlit.training.subclasses import (
+    refuse_replaced_hooks,
+    refuse_untrained_parameters,
+    settings_within,
+)
 from anlit.training.weight_averages import keep_averages
 
 NO_TARGET_FIX = "give longer documents, or set data.score_first_token: true"
@@ -72,8 +77,9 @@ _log = logging.getLogger(__name__)
 class LanguageModel(HostBatches):
     """Trains `self.model`, the decoder that `decoder_class` makes of `config`.
 
-    The decoder has all parameters. `optimizer` is called with `parameter_groups(self.model)`.
-    `schedule` counts the run's optimizer steps. `lr_factors` multiply the rates of the groups.
+    The decoder has all parameters that are trained. `optimizer` is called with
+    `parameter_groups(self.model)`. `schedule` counts the run's optimizer steps. `lr_factors`
+    multiply the rates of the groups. A subclass calls `super()` in each hook that it overrides.
     """
 
     accept_changes = False
@@ -106,6 +112,7 @@ class LanguageModel(HostBatches):
         schedule: Schedule,
         lr_factors: LRFactors | None = None,
     ) -> None:
+        refuse_replaced_hooks(type(self), LanguageModel)
         _refuse_empty("optimizer", optimizer)
         _refuse_empty("schedule", schedule)
         check_lr_factors(lr_factors or {})
@@ -117,6 +124,8 @@ class LanguageModel(HostBatches):
             self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
+            for name in settings_within(type(self), self.hparams):
+                del self.hparams[name]
         for name, value in vars(config).items():
             if name in self.hparams and self.hparams[name] is None:
                 self.hparams[name] = value  # the number that null stands for
@@ -365,6 +374,7 @@ class LanguageModel(HostBatches):
             raise UserError(f"model.optimizer: {error}") from error
 
     def configure_optimizers(self) -> Any:
+        refuse_untrained_parameters(self)
         optimizer = self.new_optimizer()
         _refuse_wrong_kernel(optimizer)
         self._configured_groups = group_settings(optimizer)

@@ -17,8 +17,8 @@ from anlit.checkpoints.exported import EMBEDDING, PREFIX
 from anlit.checkpoints.integrity import MODEL, UNREADABLE, DamagedError, reason, require_content
 from anlit.checkpoints.location import find_checkpoint, run_of
 from anlit.checkpoints.weights import refuse_non_finite
-from anlit.config.labels import ARCHITECTURES, CONFIG, attention_label, mapping
-from anlit.config.objects import build_from_plain, subclass_named
+from anlit.config.labels import CONFIG, architecture_label, attention_label, mapping
+from anlit.config.objects import build_from_plain, recorded_name, subclass_named
 from anlit.errors import UserError
 from anlit.io.read import check_content, read_yaml
 from anlit.nn.models.runtime import allow_compiled_kernels, prepare_cpu, without_values
@@ -59,14 +59,14 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The model's class: GPT, NGPT or AnGPT."""
-        return type(self.model).__name__
+        """The model's class: GPT, NGPT, AnGPT, or the dotted path of a class from elsewhere."""
+        return recorded_name(type(self.model))
 
     @property
     def label(self) -> str:
         """Architecture and attention mechanism, such as `anGPT, scale-invariant`."""
-        name = ARCHITECTURES.get(self.architecture, self.architecture)
-        return f"{name}, {attention_label(self.settings.get('attention'))}"
+        attention = attention_label(self.settings.get("attention"))
+        return f"{architecture_label(self.architecture)}, {attention}"
 
     @property
     def training_length(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 from anlit.config.objects import lazy_default
 from anlit.nn.models.angpt import AnGPTConfig, AnGPTDecoder
+from anlit.nn.models.decoder import Decoder
 from anlit.nn.models.gpt import GPTConfig, GPTDecoder
 from anlit.nn.models.ngpt import NGPTConfig, NGPTDecoder
 from anlit.training.language_model import LanguageModel
@@ -24,6 +25,9 @@ class GPT(LanguageModel):
         settings: The fields of `GPTConfig`.
     """
 
+    decoder_class: type[Decoder] = GPTDecoder
+    """The network. A subclass may name another one that takes the same settings."""
+
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.1),
@@ -32,7 +36,7 @@ class GPT(LanguageModel):
         **settings: Any,
     ) -> None:
         config = GPTConfig(**settings)
-        super().__init__(GPTDecoder, config, optimizer, schedule, lr_factors)
+        super().__init__(self.decoder_class, config, optimizer, schedule, lr_factors)
 
 
 class NGPT(LanguageModel):
@@ -46,6 +50,9 @@ class NGPT(LanguageModel):
         settings: The fields of `NGPTConfig`.
     """
 
+    decoder_class: type[Decoder] = NGPTDecoder
+    """The network. A subclass may name another one that takes the same settings."""
+
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
@@ -54,7 +61,7 @@ class NGPT(LanguageModel):
         **settings: Any,
     ) -> None:
         config = NGPTConfig(**settings)
-        super().__init__(NGPTDecoder, config, optimizer, schedule, lr_factors)
+        super().__init__(self.decoder_class, config, optimizer, schedule, lr_factors)
 
 
 class AnGPT(LanguageModel):
@@ -68,6 +75,9 @@ class AnGPT(LanguageModel):
         settings: The fields of `AnGPTConfig`.
     """
 
+    decoder_class: type[Decoder] = AnGPTDecoder
+    """The network. A subclass may name another one that takes the same settings."""
+
     def __init__(
         self,
         optimizer: OptimizerFactory = lambda groups: AdamW(groups, lr=1e-3, weight_decay=0.0),
@@ -76,4 +86,4 @@ class AnGPT(LanguageModel):
         **settings: Any,
     ) -> None:
         config = AnGPTConfig(**settings)
-        super().__init__(AnGPTDecoder, config, optimizer, schedule, lr_factors)
+        super().__init__(self.decoder_class, config, optimizer, schedule, lr_factors)

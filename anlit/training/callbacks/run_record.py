@@ -18,7 +18,7 @@ from anlit.checkpoints.special_tokens import (
     has_tokenizer,
     read_special_tokens,
 )
-from anlit.config.objects import to_plain_values
+from anlit.config.objects import recorded_name, to_plain_values
 from anlit.data.attributes import fingerprint_of, tokenizer_content_of
 from anlit.data.storage.manifest import TOKENIZER
 from anlit.errors import UserError
@@ -89,7 +89,7 @@ class RunRecord(L.Callback):
             **labels,
             "launches": [*launches, self._launch(trainer, pl_module)],
             "data": fingerprint_of(data),
-            "architecture": type(pl_module).__name__,
+            "architecture": recorded_name(type(pl_module)),
             "parameters": pl_module.model.n_parameters(),
             # A list after the first batch, empty for a decoder without attention.
             "attention": earlier_record.get("attention") if trainer.global_step else None,
@@ -212,7 +212,10 @@ class RunRecord(L.Callback):
 
 def settings_of(trainer: L.Trainer, pl_module: Any) -> dict[str, Any]:
     """The settings that loggers get: model, data, run, and the rates of this launch."""
-    model = {"architecture": type(pl_module).__name__, **to_plain_values(dict(pl_module.hparams))}
+    model = {
+        "architecture": recorded_name(type(pl_module)),
+        **to_plain_values(dict(pl_module.hparams)),
+    }
     settings: dict[str, Any] = {"model": model, **run_settings(trainer)}
     data = data_module_of(trainer)
     fingerprint = fingerprint_of(data)

@@ -47,7 +47,8 @@ def parameter_groups(model: Decoder) -> list[dict[str, Any]]:
         if params:
             groups.append({"name": role, "params": params})
     settings = {group["name"]: group for group in groups}
-    settings["vectors"]["weight_decay"] = 0.0
+    if "vectors" in settings:
+        settings["vectors"]["weight_decay"] = 0.0
     if model.transfer.base_d_model is not None:
         settings["head"]["base_d_model"] = model.transfer.base_d_model
     return groups
