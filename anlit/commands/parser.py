@@ -25,7 +25,7 @@ from lightning.pytorch.strategies import Strategy
 from anlit.commands.arguments import expand_arguments
 from anlit.commands.configuration_checks import check_configuration
 from anlit.commands.lightning_messages import hide_messages
-from anlit.commands.values import use_one_loader
+from anlit.commands.values import parse_given_settings, use_one_loader
 from anlit.config.error_messages import (
     explain_constructor_error,
     explain_parser_error,
@@ -76,7 +76,7 @@ class ConfigurationParser(CommandLine):
         return super().init_parser(allow_abbrev=False, **kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        super().parse_arguments(parser, args)
+        self.config = parse_given_settings(parser, args)
         _complete_and_check(self.config[self.config.subcommand])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -89,7 +89,7 @@ class ConfigurationParser(CommandLine):
         """Return the configuration of further arguments. Raises UserError if it is wrong."""
         subcommand = arguments[0]
         expanded_arguments = expand_arguments(arguments)
-        parse = partial(self.parser.parse_args, expanded_arguments)
+        parse = partial(parse_given_settings, self.parser, expanded_arguments)
         config = _raise_user_errors(parse, subcommand)[subcommand]
         _complete_and_check(config)
         return config

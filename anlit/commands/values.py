@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import _typehints, _util, set_dumper, set_loader, set_parsing_settings
+from jsonargparse import (
+    ArgumentParser,
+    Namespace,
+    _actions,
+    _typehints,
+    _util,
+    set_dumper,
+    set_loader,
+    set_parsing_settings,
+)
 
 from anlit.config.options import expand_home
 from anlit.errors import UserError
@@ -36,6 +45,29 @@ def use_one_loader() -> None:
         instantiate_subclass_spec_in_any=False,
         config_read_mode_fsspec_enabled=False,
     )
+
+
+def parse_given_settings(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+    """Parse files and options, in which a later class keeps only settings that they give.
+
+    If a later file or option names another class, jsonargparse keeps the settings of the same name.
+    It keeps defaults of the earlier class too, which nobody wrote. So the first pass is without
+    defaults, and the second adds the defaults of the final classes.
+    """
+    with _actions._ActionPrintConfig.skip_print_config():
+        given = parser.parse_args(arguments, defaults=False)
+    keep_same_names = _typehints.discard_init_args_on_class_path_change
+    _typehints.discard_init_args_on_class_path_change = _discard_settings_of_another_class
+    try:
+        return parser.parse_object(given)
+    finally:
+        _typehints.discard_init_args_on_class_path_change = keep_same_names
+
+
+def _discard_settings_of_another_class(_: Any, default: Any, value: Any) -> None:
+    """Remove the settings of a default, in place, if `value` is of another class."""
+    if default and "init_args" in default and default["class_path"] != value["class_path"]:
+        default["init_args"] = Namespace()
 
 
 def load_value(text: str) -> Any:

@@ -1,11 +1,13 @@
-"""A class that changes between configuration files: a sentence names the settings that it drops."""
+"""A class that changes between files: which settings it keeps, and a sentence for those it drops."""
 
 from pathlib import Path
 
 import pytest
 
+import anlit
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.parser import ConfigurationParser, read_command
+from anlit.config.objects import parameters_of
 from tests.integration.conftest import fit_arguments, run
 
 MODEL_AND_DATA = ["--model=AnGPT", "--data=FineWeb"]
@@ -48,6 +50,7 @@ REPLACED = (
     "EMAWeightAveraging left out, a later trainer.callbacks replaces the list, "
     "trainer.callbacks+ would add to it."
 )
+WSD_DEFAULTS = {parameter.name: parameter.default for parameter in parameters_of(anlit.WSD)}
 MUON = "model: {init_args: {optimizer: {class_path: anlit.MuonAdamW}}}"
 
 
@@ -107,3 +110,41 @@ def test_a_run_prints_the_settings_that_another_model_drops(
     output = capfd.readouterr().out
     assert exit_code == 0
     assert f"{file}: init_std left out, AnGPT has no such model settings." in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "expected"),
+    [
+        pytest.param(
+            ["--model.optimizer=torch.optim.Adam"],
+            "optimizer.init_args.betas",
+            (0.9, 0.999),
+            id="an option, over AdamW's default",
+        ),
+        pytest.param(
+            ["--model.optimizer.eps=1e-7", "--model.optimizer=torch.optim.Adam"],
+            "optimizer.init_args.eps",
+            1e-7,
+            id="given for the earlier class",
+        ),
+        pytest.param(
+            ["--model.schedule=anlit.WSD"],
+            "schedule.init_args.warmup",
+            WSD_DEFAULTS["warmup"],
+            id="a schedule",
+        ),
+        pytest.param(
+            ["--model.schedule.warmup=0.0", "--model.schedule=anlit.WSD"],
+            "schedule.init_args.warmup",
+            0.0,
+            id="given, and equal to the earlier default",
+        ),
+    ],
+)
+def test_another_class_keeps_what_was_given_and_no_default_of_the_earlier_class(
+    arguments: list[str], key: str, expected: object
+) -> None:
+    command = read_command(ConfigurationParser, ["fit", *MODEL_AND_DATA, *arguments])
+
+    settings = command.config["fit"].model.init_args
+    assert settings[key] == expected
