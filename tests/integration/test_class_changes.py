@@ -1,4 +1,4 @@
-"""A class that changes between files: which settings it keeps, and a sentence for those it drops."""
+"""A class that changes between files: which settings it keeps, and which a sentence names."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """Models of another package: subclasses that a user writes, trained and read again."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,18 @@ class ParallelDecoder(GPTDecoder):
     block_class = ParallelBlock
 
 
-class GPT(anlit.GPT):
-    """Has the name and the weights of anlit's class, and computes something else."""
+class Parallel(anlit.GPT):
+    """Has the weights of anlit's class, and computes something else."""
 
     decoder_class = ParallelDecoder
+
+
+@pytest.fixture
+def same_name() -> Iterator[None]:
+    """`Parallel` is called GPT, in one test only: `--model GPT` of other tests is anlit's."""
+    Parallel.__name__ = Parallel.__qualname__ = "GPT"
+    yield
+    Parallel.__name__ = Parallel.__qualname__ = "Parallel"
 
 
 class Wide(anlit.GPT):
@@ -64,7 +73,7 @@ def trained_and_saved(model: anlit.GPT, path: Path) -> anlit.GPT:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(lambda: tiny(GPT), id="the name of anlit's"),
+        pytest.param(lambda: tiny(Parallel), id="the name of anlit's"),
         pytest.param(lambda: Wide(width=32), id="own arguments"),
         pytest.param(
             lambda: Shallow(2.0, vocab_size=29, context_length=16, n_heads=2, d_model=32),
@@ -72,6 +81,7 @@ def trained_and_saved(model: anlit.GPT, path: Path) -> anlit.GPT:
         ),
     ],
 )
+@pytest.mark.usefixtures("same_name")
 def test_a_checkpoint_of_a_subclass_gives_the_same_model(model: Any, tmp_path: Path) -> None:
     trained = trained_and_saved(model(), tmp_path / "own.ckpt")
 
@@ -83,10 +93,11 @@ def test_a_checkpoint_of_a_subclass_gives_the_same_model(model: Any, tmp_path: P
     assert getattr(loaded, "scale", None) == getattr(trained, "scale", None)
 
 
+@pytest.mark.usefixtures("same_name")
 def test_a_subclass_is_no_class_of_anlit_of_the_same_name(tmp_path: Path) -> None:
     own_file = tmp_path / "own.ckpt"
     anlit_file = tmp_path / "anlit.ckpt"
-    trained_and_saved(tiny(GPT), own_file)
+    trained_and_saved(tiny(Parallel), own_file)
     trained = trained_and_saved(tiny(anlit.GPT), anlit_file)
 
     loaded = anlit.load_checkpoint(str(anlit_file), "cpu")
@@ -98,10 +109,11 @@ def test_a_subclass_is_no_class_of_anlit_of_the_same_name(tmp_path: Path) -> Non
         quiet_trainer(max_steps=3).fit(tiny(anlit.GPT), batches(8, 16), ckpt_path=own_file)
 
 
+@pytest.mark.usefixtures("same_name")
 def test_a_subclass_with_the_name_of_anlits_is_not_exported_as_anlits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained_and_saved(tiny(GPT), tmp_path / "own.ckpt")
+    trained_and_saved(tiny(Parallel), tmp_path / "own.ckpt")
     export = ["export", str(tmp_path / "own.ckpt"), "--output", str(tmp_path / "out")]
 
     assert main([*export, "--format", "huggingface"]) == 2
