@@ -28,7 +28,7 @@ def class_name(spec: Any) -> str:
 
 def architecture_label(spec: Any) -> str:
     """`GPT+` for anlit's GPT; the class's name for a model of another package, "" for none."""
-    path = spec if isinstance(spec, str) else str(mapping(spec).get("class_path", ""))
+    path = class_path(spec)
     name = class_name(path)
     is_of_anlit = path == name or path.startswith("anlit.")
     return ARCHITECTURES.get(name, name) if is_of_anlit else name
