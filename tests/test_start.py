@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import anlit
+from anlit.__main__ import SPINS
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands.benchmark import BENCHMARKS
 from anlit.commands.garbage_collection import collector_paused
@@ -66,6 +67,14 @@ sys.meta_path.insert(0, Interrupt())
 runpy.run_module("anlit", run_name="__main__")
 """
 
+THEN_TORCH = """
+import contextlib, sys
+from anlit.__main__ import main
+sys.argv = ["anlit", "--version"]
+with contextlib.suppress(SystemExit):
+    main()
+import torch
+"""
 
 WRONG_COMMANDS = (
     "generate nowhere hello",
@@ -105,6 +114,27 @@ def test_a_users_module_brings_no_unused_library(tmp_path: Path, monkeypatch) ->
 
     assert "lightning" in modules
     assert modules.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("setting", "spins"),
+    [
+        ({}, SPINS),
+        ({"GOMP_SPINCOUNT": "77"}, "77"),
+        ({"OMP_WAIT_POLICY": "active"}, "30000000000"),
+    ],
+)
+def test_waiting_threads_sleep_soon_unless_the_user_decides(
+    setting: dict[str, str], spins: str, monkeypatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    environment = os.environ | setting | {"OMP_DISPLAY_ENV": "verbose"}
+    program = [sys.executable, "-c", THEN_TORCH]
+
+    process = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+
+    assert f"GOMP_SPINCOUNT = '{spins}'" in process.stderr
 
 
 @pytest.mark.parametrize("command", ["generate RUN cat --max_tokens 1", "validate RUN"])
