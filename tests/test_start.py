@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import anlit
-from anlit.__main__ import SPINS
 from anlit.cli import COMMANDS, LIGHTNING, main
 from anlit.commands.benchmark import BENCHMARKS
+from anlit.commands.cpu_threads import SPINS
 from anlit.commands.garbage_collection import collector_paused
 from tests.data.prepared import VOCABULARY
 from tests.evaluation.saved import make_run_with_text

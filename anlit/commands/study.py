@@ -13,7 +13,7 @@ from anlit.commands.study_checks import check_study
 from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
-from anlit.io.provenance import cores
+from anlit.io.cores import cores
 from anlit.io.write import output_folder
 from anlit.reporting.table import console
 from anlit.reporting.text import echo

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from anlit.io.cores import cores
+
 PACKAGE_FOLDER = Path(__file__).parents[1]
 """The folder of anlit."""
 PACKAGES = (
@@ -88,11 +90,6 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(memory_bytes / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
-
-
-def cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def processor_name() -> str:

@@ -45,7 +45,7 @@ from anlit.data.preparation.tasks import PROGRESS_KEPT, tasks_of
 from anlit.data.round_trip import ChangeKind
 from anlit.data.storage.manifest import CHANGES, MANIFEST, read_manifest
 from anlit.errors import UserError
-from anlit.io.provenance import cores
+from anlit.io.cores import cores
 from anlit.reporting.text import say, without_control_codes
 
 LARGE_VAL_SHARE = 0.3
