@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Collection
+from types import CodeType, FunctionType
 from typing import Any
 
 from anlit.config.objects import is_of_anlit, parameters_of
@@ -20,7 +21,7 @@ def refuse_replaced_hooks(kind: type, base: type) -> None:
     subclasses = kind.__mro__[: kind.__mro__.index(base)]
     for owner in subclasses:
         for name, method in vars(owner).items():
-            if _is_hook(base, name) and not _calls(method, name):
+            if _is_hook(base, name) and _lacks_call(owner, method, name):
                 raise UserError(
                     f"{owner.__name__}.{name} replaces a method of anlit that a run needs: call "
                     f"super().{name}(…) in it{HINTS.get(name, '')}"
@@ -32,10 +33,27 @@ def _is_hook(base: type, name: str) -> bool:
     return is_method and not name.startswith("__") and name not in FREE_METHODS
 
 
-def _calls(method: Any, name: str) -> bool:
-    """Whether a method has the name in its code. Without code nothing is known."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return code is None or name in code.co_names
+def _lacks_call(owner: type, method: Any, name: str) -> bool:
+    """Whether neither a method nor the other methods of its class have the name in their code.
+
+    Nothing is known about objects that are not functions, and about a decorator's own function,
+    which has another name.
+    """
+    method = inspect.unwrap(method)
+    if not isinstance(method, FunctionType) or method.__name__ != name:
+        return False
+    functions = map(inspect.unwrap, vars(owner).values())
+    codes = [item.__code__ for item in functions if isinstance(item, FunctionType)]
+    return name not in set().union(*map(_names_in, [method.__code__, *codes]))
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names of attributes and globals in a code, and in the functions within it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+    return names
 
 
 FREE_METHODS = ("forward", "loss_of")

@@ -173,6 +173,42 @@ def test_a_hook_that_calls_anlits_is_taken() -> None:
     assert model.model.head.weight.equal(before)  # loss_of gives the objective
 
 
+def undocumented(function: Any) -> Any:
+    """A decorator without functools.wraps."""
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return call
+
+
+class ByHelper(anlit.GPT):
+    def training_step(self, *arguments: Any) -> Any:
+        return self.timed_step(*arguments)
+
+    def timed_step(self, *arguments: Any) -> Any:
+        return super().training_step(*arguments)
+
+
+class ByInnerFunction(anlit.GPT):
+    def training_step(self, *arguments: Any) -> Any:
+        def step() -> Any:
+            return super(ByInnerFunction, self).training_step(*arguments)
+
+        return step()
+
+
+class Decorated(anlit.GPT):
+    @undocumented
+    def training_step(self, *arguments: Any) -> Any:
+        return super().training_step(*arguments)
+
+
+@pytest.mark.parametrize("kind", [ByHelper, ByInnerFunction, Decorated])
+def test_a_hook_that_calls_anlits_elsewhere_is_taken(kind: Any) -> None:
+    assert fit(tiny(kind), max_steps=1).trainer.global_step == 1
+
+
 def test_parameters_that_no_optimizer_has_are_refused_unless_frozen() -> None:
     with pytest.raises(UserError, match=r"outside of its decoder \(auxiliary.weight, auxiliary"):
         fit(tiny(Auxiliary), max_steps=1)
