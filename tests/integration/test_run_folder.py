@@ -212,6 +212,48 @@ def test_a_run_that_a_callback_ends_names_the_callback(
     assert record_of(tmp_path)["stopped_early"] == ending
 
 
+@pytest.mark.parametrize("ending", [["--trainer.max_time=00:00:00:05"], signal_at("SIGTERM", 3)])
+def test_a_run_that_a_callback_ends_is_finished_if_its_time_or_a_signal_ends_it_too(
+    ending: list[str], shards: Path, tmp_path: Path, monkeypatch
+) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
+    stop = [
+        "--trainer.callbacks+=EarlyStopping",
+        "--trainer.callbacks.monitor=val/loss",
+        "--trainer.callbacks.stopping_threshold=100",
+    ]
+    settings = ["--trainer.val_check_interval=4", *ending, *stop]
+
+    assert main(fit_arguments(shards, tmp_path, *settings)) == 0
+
+    record = record_of(tmp_path)
+    assert (record["status"], record["steps"]) == ("finished", 4)
+    assert record["stopped_early"] == f"4 of {STEPS} steps, by EarlyStopping"
+
+
+def test_a_timer_of_epochs_ends_a_launch_after_an_epoch(
+    shards: Path, tmp_path: Path, monkeypatch
+) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
+    settings = (
+        "--trainer.max_steps=7",
+        "--trainer.limit_train_batches=3",
+        "--trainer.limit_val_batches=0",
+        "--ckpt_path=last",
+        "--trainer.callbacks+=Timer",
+        "--trainer.callbacks.duration=00:00:00:02",
+        "--trainer.callbacks.interval=epoch",
+    )
+    launch = fit_arguments(shards, tmp_path, *settings)
+    outcomes = []
+    for _ in range(2):
+        code = main(launch)
+        outcomes.append((code, record_of(tmp_path)["status"], record_of(tmp_path)["steps"]))
+    assert outcomes == [(PREEMPTED, "interrupted", 6), (0, "finished", 7)]
+
+
 def test_a_run_that_was_stopped_after_its_last_step_ends_without_an_error_on_record(
     shards: Path, tmp_path: Path
 ) -> None:

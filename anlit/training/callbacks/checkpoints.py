@@ -101,6 +101,8 @@ class LastCheckpoint(ModelCheckpoint):
         }
         super().__init__(Path(run_dir) / CHECKPOINTS, "last", **settings)
         self.interruption = Interruption()
+        self._time_is_over = False
+        """Whether a Timer ends the launch at the end of an epoch."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -112,6 +114,8 @@ class LastCheckpoint(ModelCheckpoint):
         for timer in callbacks_of_class(trainer, Timer):
             check_time = partial(self._check_time, timer.on_train_batch_end)
             timer.on_train_batch_end = check_time  # type: ignore[method-assign]
+            check_epoch = partial(self._check_time_of_epoch, timer.on_train_epoch_end)
+            timer.on_train_epoch_end = check_epoch  # type: ignore[method-assign]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.interruption.restore()
@@ -138,7 +142,7 @@ class LastCheckpoint(ModelCheckpoint):
             self.interruption.signal = LOG_FAILED
             _stop(trainer, self._ending_exception())
         has_steps_left = trainer.global_step < trainer.estimated_stepping_batches
-        if trainer.strategy.broadcast(is_out_of_time(trainer) and has_steps_left):
+        if self._time_is_over and has_steps_left:
             _stop(trainer, Preempted())
 
     def on_exception(
@@ -169,9 +173,22 @@ class LastCheckpoint(ModelCheckpoint):
         if may_stop_early(trainer) and not is_last_step(trainer):
             self.interruption.signal = self.interruption.signal or signal.SIGUSR1
 
+    def _check_time_of_epoch(
+        self, check_time: Callable[..., None], trainer: L.Trainer, *module: Any
+    ) -> None:
+        """Replace a Timer's `on_train_epoch_end`: note whether it is what asks to stop."""
+        is_stopping = trainer.should_stop
+        check_time(trainer, *module)
+        if trainer.should_stop and not is_stopping:
+            self._time_is_over = True
+
     def _stop_at_signal(self, trainer: L.Trainer) -> None:
-        """End the run when its checkpoint is complete, if a signal has come."""
-        if self.interruption.all_ranks_stop():
+        """End the run when its checkpoint is complete, if a signal has come.
+
+        If a callback such as EarlyStopping ends the run at this step, nothing is left to continue.
+        """
+        is_ending = trainer.should_stop and may_stop_early(trainer)
+        if self.interruption.all_ranks_stop() and not is_ending:
             save_checkpoint_now(self, trainer)
             _finish_writing(trainer)
             _stop(trainer, self._ending_exception())
