@@ -43,6 +43,8 @@ from anlit.training.lightning_internals import (
 )
 from anlit.training.load_model import Checkpoint
 
+UNWRITTEN = "unwritten_samples"
+"""The key in a checkpoint of the lines that are not in the file."""
 COLUMNS = ["step", "tokens", "prompt", "text"]
 """The columns of the table in Weights & Biases, and the keys of a line of `SAMPLES`."""
 N_DOCUMENTS = 4
@@ -104,11 +106,18 @@ class Samples(L.Callback):
         self._unwritten: list[str] = []
         """Lines that are not in the file because the disk is full. A checkpoint keeps them."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"unwritten": self._unwritten} if self._unwritten else {}
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the lines to those of other `Samples`; a state would allow one in a run."""
+        if self._unwritten:
+            checkpoint[UNWRITTEN] = checkpoint.get(UNWRITTEN, []) + self._unwritten
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._unwritten = state_dict["unwritten"]
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take the lines; the first of several `Samples` writes them for all."""
+        self._unwritten = checkpoint.pop(UNWRITTEN, [])
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Encode the prompts; UserError if there will be no text."""
@@ -129,9 +138,8 @@ class Samples(L.Callback):
         lines = []
         if file.is_file():
             lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        n_steps = min([trainer.global_step, *map(_step, self._unwritten)])
-        earlier_lines = [line for line in lines if _step(line) < n_steps]
-        earlier_lines += self._unwritten
+        earlier_lines = [line for line in lines if _step(line) < trainer.global_step]
+        earlier_lines += [line for line in self._unwritten if line not in earlier_lines]
         if earlier_lines != lines:
             write_text(file, "".join(earlier_lines))
         self._unwritten = []

@@ -153,6 +153,9 @@ def test_a_full_disk_under_the_samples_loses_none(
         "--trainer.callbacks+=anlit.Samples",
         "--trainer.callbacks.prompts=['def main(', 'import os']",
         "--trainer.callbacks.max_tokens=4",
+        "--trainer.callbacks+=anlit.Samples",
+        "--trainer.callbacks.prompts=['class A']",
+        "--trainer.callbacks.max_tokens=4",
     )
     whole, cut = trained(*settings), tmp_path / "run"
     arguments = fit_arguments(shards, cut, *settings)
@@ -161,7 +164,7 @@ def test_a_full_disk_under_the_samples_loses_none(
     assert samples_of(cut) == []
     assert run([*arguments, "--ckpt_path=last"]) == 0
     assert samples_of(cut) == samples_of(whole)
-    assert len(samples_of(cut)) == 4
+    assert len(samples_of(cut)) == 6
 
 
 @pytest.mark.slow

@@ -67,6 +67,18 @@ def test_prompts_are_continued_at_each_validation_as_by_anlit_generate(
         assert values(of_prompt, "tokens") == column(sampled, "val/tokens")
 
 
+def test_a_run_may_have_two_kinds_of_samples(trained: Train) -> None:
+    likeliest = [
+        "--trainer.callbacks+=anlit.Samples",
+        "--trainer.callbacks.prompts=['import os']",
+        "--trainer.callbacks.max_tokens=3",
+        "--trainer.callbacks.temperature=0",
+    ]
+    run_dir = trained(*SAMPLES, *likeliest, "--trainer.max_steps=2")
+
+    assert values(samples_of(run_dir), "prompt") == ["def main(", "import os", "import os"]
+
+
 def test_tensorboard_shows_the_text(sampled: Path) -> None:
     events = EventAccumulator(str(sampled)).Reload()
 
