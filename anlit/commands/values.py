@@ -53,13 +53,16 @@ def parse_given_settings(parser: ArgumentParser, arguments: list[str]) -> Namesp
     If a later file or option names another class, jsonargparse keeps the settings of the same name.
     It keeps defaults of the earlier class too, which nobody wrote. So the first pass is without
     defaults, and the second adds the defaults of the final classes.
+
+    A class may be a file, as in `--model.optimizer FILE`. jsonargparse notes the path among its
+    settings, as metadata; the configuration is without it.
     """
     with _actions._ActionPrintConfig.skip_print_config():
         given = parser.parse_args(arguments, defaults=False)
     keep_same_names = _typehints.discard_init_args_on_class_path_change
     _typehints.discard_init_args_on_class_path_change = _discard_settings_of_another_class
     try:
-        return parser.parse_object(given)
+        return parser.parse_object(given.clone(with_meta=False))
     finally:
         _typehints.discard_init_args_on_class_path_change = keep_same_names
 

@@ -8,6 +8,7 @@ import anlit
 from anlit.commands.class_changes import class_change_messages
 from anlit.commands.parser import ConfigurationParser, read_command
 from anlit.config.objects import parameters_of
+from anlit.io.read import read_yaml
 from tests.integration.conftest import fit_arguments, run
 
 MODEL_AND_DATA = ["--model=AnGPT", "--data=FineWeb"]
@@ -148,3 +149,22 @@ def test_another_class_keeps_what_was_given_and_no_default_of_the_earlier_class(
 
     settings = command.config["fit"].model.init_args
     assert settings[key] == expected
+
+
+@pytest.mark.parametrize("source", ["an option", "a file"])
+def test_a_file_may_give_a_class_of_a_run(shards: Path, tmp_path: Path, source: str) -> None:
+    file = tmp_path / "adam.yaml"
+    file.write_text("{class_path: torch.optim.Adam, init_args: {lr: 0.002}}")
+    options = [f"--model.optimizer={file}"]
+    if source == "a file":
+        (tmp_path / "run.yaml").write_text(f"model: {{init_args: {{optimizer: {file}}}}}")
+        options = [f"--config={tmp_path}/run.yaml"]
+    steps = ["--trainer.max_steps=1"]
+
+    assert run(fit_arguments(shards, tmp_path / "run", *options, *steps)) == 0
+
+    optimizer = read_yaml(tmp_path / "run" / "config.yaml")["model"]["init_args"]["optimizer"]
+    assert optimizer["class_path"] == "torch.optim.Adam"
+    assert optimizer["init_args"]["lr"] == 0.002
+    assert optimizer["init_args"]["eps"] == 1e-8
+    assert optimizer.keys() == {"class_path", "init_args"}
