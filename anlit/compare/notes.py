@@ -261,7 +261,8 @@ def _note_on_tuning(group: Group, baseline: Group) -> Iterator[str]:
     settings = _tuning(group)
     baseline_settings = _tuning(baseline)
     names = short_names(differing([settings, baseline_settings]))
-    if names and not _labels_show(group, baseline, names):
+    names = _hidden_by_labels(group, baseline, names)
+    if names:
         values = _in_words(settings, names)
         baseline_values = _in_words(baseline_settings, names)
         condition = "fair only if both were tuned alike"
@@ -269,7 +270,7 @@ def _note_on_tuning(group: Group, baseline: Group) -> Iterator[str]:
 
 
 def note_on_model(group: Group, baseline: Group) -> Iterator[str]:
-    """Settings of the model that differ and that both models have, if the labels hide them.
+    """Settings of the model that differ, that both models have, and that the labels hide.
 
     A label has no settings if the runs have a name, or if the architecture tells them apart.
     """
@@ -277,25 +278,28 @@ def note_on_model(group: Group, baseline: Group) -> Iterator[str]:
     for key in differing([_model(group), _model(baseline)]):
         if _has_setting(group, key) and _has_setting(baseline, key):
             keys.append(key)
-    names = short_names(keys)
-    if names and not _labels_show(group, baseline, names):
+    names = _hidden_by_labels(group, baseline, short_names(keys))
+    if names:
         values = _in_words(group.settings, names)
         baseline_values = _in_words(baseline.settings, names)
         yield f"{group.label}: another model, {values}; the baseline has {baseline_values}."
 
 
-def _labels_show(group: Group, baseline: Group, names: dict[str, str]) -> bool:
-    """Whether the labels of both groups have all these settings, by their key and short name."""
-    for member in (group, baseline):
-        shown = member.label.split(", ")
-        for key, name in names.items():
-            value = show(member.settings, key)
-            texts = {value, f"{name}={value}"}  # a class is shown without the name
-            if key == f"{ATTENTION}.class_path":
-                texts.add(member.counted[0].attention)
-            if texts.isdisjoint(shown):
-                return False
-    return True
+def _hidden_by_labels(group: Group, baseline: Group, names: dict[str, str]) -> dict[str, str]:
+    """The settings, by their key and short name, that a label of the two groups lacks."""
+    hidden = {}
+    for key, name in names.items():
+        if not (_label_shows(group, key, name) and _label_shows(baseline, key, name)):
+            hidden[key] = name
+    return hidden
+
+
+def _label_shows(group: Group, key: str, name: str) -> bool:
+    value = show(group.settings, key)
+    texts = {value, f"{name}={value}"}  # a class is shown without the name
+    if key == f"{ATTENTION}.class_path":
+        texts.add(group.counted[0].attention)
+    return not texts.isdisjoint(group.label.split(", "))
 
 
 def _has_setting(group: Group, key: str) -> bool:

@@ -205,6 +205,19 @@ def test_layers_that_the_architecture_hides_are_noted(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_plot")
+def test_a_note_on_the_model_leaves_out_what_the_labels_show(make_run, tmp_path):
+    """The demo's anGPT with scale-invariant attention has p-RoPE too."""
+    positions = {"model.init_args.positions": {"class_path": "anlit.NoPE"}}
+    run = make_run("b", model=NGPT, settings={ATTENTION: SCALE_INVARIANT} | positions)
+
+    notes = notes_on(make_run("a"), run, tmp_path / "o")
+
+    difference = "positions=no positions; the baseline has positions=RoPE."
+    note = f"nGPT, scale-invariant: another model, {difference}"
+    assert note in notes
+
+
+@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(
     "settings",
     [
