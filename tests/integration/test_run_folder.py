@@ -232,6 +232,19 @@ def test_a_run_that_a_callback_ends_is_finished_if_its_time_or_a_signal_ends_it_
     assert record["stopped_early"] == f"4 of {STEPS} steps, by EarlyStopping"
 
 
+def test_the_end_of_the_time_is_told_once_if_min_steps_are_left(
+    shards: Path, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
+    least = ["--trainer.min_steps=6", "--trainer.min_epochs=0"]
+    arguments = fit_arguments(shards, tmp_path, *least, "--trainer.max_time=00:00:00:01")
+
+    assert main(arguments) == PREEMPTED
+    assert record_of(tmp_path)["steps"] == 6
+    assert caplog.text.count("Time limit reached") == 1
+
+
 def test_a_timer_of_epochs_ends_a_launch_after_an_epoch(
     shards: Path, tmp_path: Path, monkeypatch
 ) -> None:

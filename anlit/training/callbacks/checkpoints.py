@@ -165,13 +165,12 @@ class LastCheckpoint(ModelCheckpoint):
         would have another best checkpoint than a run of one launch, and less patience in
         EarlyStopping.
         """
-        is_stopping = trainer.should_stop
-        check_time(trainer, *batch)
-        if not trainer.should_stop or is_stopping:
+        if trainer.should_stop or not may_stop_early(trainer):
             return
-        trainer.should_stop = False
-        if may_stop_early(trainer) and not is_last_step(trainer):
+        check_time(trainer, *batch)
+        if trainer.should_stop and not is_last_step(trainer):
             self.interruption.signal = self.interruption.signal or signal.SIGUSR1
+        trainer.should_stop = False
 
     def _check_time_of_epoch(
         self, check_time: Callable[..., None], trainer: L.Trainer, *module: Any
