@@ -28,6 +28,7 @@ from anlit.nn.mechanisms.coefficient import shared_coefficients
 from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.runtime import draws_matrices
 from anlit.nn.models.transfer import NU_GPT, Rule, Transfer
+from anlit.nn.models.unset_values import mark_unset, refuse_unset
 
 
 class Decoder(nn.Module):
@@ -172,17 +173,20 @@ class Decoder(nn.Module):
     def draw_missing(self, device: torch.device) -> None:
         """Give a decoder that was built on the meta device its initial values, on `device`.
 
-        Others do not change.
+        Others do not change. Raises UserError if a parameter or buffer has no initial values,
+        because the user's module that has it sets none in `reset_parameters`.
         """
         if not self.embedding.weight.is_meta:
             return
         self.to_empty(device=device)
+        mark_unset(self)
         self.tie_head()  # `to_empty` makes two parameters of one that two modules share
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
             self.reset_parameters()
         self.begin_from(self._later_weights)
         self._later_weights = {}
+        refuse_unset(self)
 
     def begin_from(self, weights: dict[str, Tensor]) -> None:
         """Replace initial values by `weights`, named as in the state_dict.
