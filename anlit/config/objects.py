@@ -73,7 +73,7 @@ def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def module_to_plain_values(described: nn.Module | Configured) -> dict[str, Any]:
     """A described object as its class and the attributes named like its arguments."""
     kind = type(described)
-    arguments = {name: getattr(described, name) for name in _annotations(kind)}
+    arguments = {name: getattr(described, name) for name in annotations_of(kind)}
     return {"class_path": class_path_of(kind), "init_args": to_plain_values(arguments)}
 
 
@@ -102,7 +102,7 @@ def build_from_plain(kind: type[T], arguments: Mapping[str, Any], location: str)
         UserError: An argument is unknown, of the wrong type, or names a class that may not be used.
         ValueError: The class refuses a value.
     """
-    annotations = _annotations(kind)
+    annotations = annotations_of(kind)
     unknown = [name for name in arguments if name not in annotations]
     if unknown:
         fault = f"{shown(unknown[0])}, which is not a setting of {kind.__name__}"
@@ -174,7 +174,8 @@ def parameters_of(kind: type) -> list[Any]:
     return list(get_signature_parameters(kind, None))
 
 
-def _annotations(kind: type) -> dict[str, Any]:
+def annotations_of(kind: type) -> dict[str, Any]:
+    """The types of a constructor's arguments by name, Any without an annotation."""
     annotations = {}
     for parameter in parameters_of(kind):
         has_annotation = parameter.annotation is not inspect.Parameter.empty

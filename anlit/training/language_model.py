@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from anlit.config.batch_ramp import ramp_of
-from anlit.config.objects import made_real
+from anlit.config.object_checks import check_object
+from anlit.config.objects import made_real, shown
 from anlit.config.value_checks import check_precision, check_ranges
 from anlit.data.attributes import bytes_per_token_of, check_fits_model, fingerprint_of, name_of
 from anlit.data.batch import Batch
@@ -117,6 +118,8 @@ class LanguageModel(HostBatches):
         _refuse_empty("schedule", schedule)
         check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
+        check_object("model.schedule", schedule, Schedule)
+        _check_factory(optimizer)
         super().__init__()
         with warnings.catch_warnings():
             # Lightning advises to leave modules such as `positions` out; they are settings here.
@@ -459,6 +462,21 @@ class LanguageModel(HostBatches):
 def _refuse_empty(name: str, setting: Any) -> None:
     if setting is None:
         raise UserError(f"model.{name} is empty: leave it out for the default")
+
+
+def _check_factory(optimizer: Any) -> None:
+    """Raise UserError if the setting `optimizer` is not a function that makes an optimizer."""
+    if callable(optimizer):
+        return
+    if isinstance(optimizer, Optimizer):
+        name = type(optimizer).__name__
+        cause = f"is an object of {name}, made for other parameters"
+    else:
+        cause = f"is {shown(optimizer)}"
+        name = "AdamW"
+    raise UserError(
+        f"model.optimizer {cause}: give a function that makes one, lambda groups: {name}(groups)"
+    )
 
 
 def _refuse_wrong_kernel(optimizer: Optimizer) -> None:

@@ -16,7 +16,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from anlit import GPT, AnGPT, MuonAdamW, RoPE
+from anlit import (
+    GPT,
+    WSD,
+    AnGPT,
+    MuonAdamW,
+    NoPE,
+    PositionsPattern,
+    RoPE,
+    ScaleInvariant,
+    SlidingWindow,
+)
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
@@ -68,6 +78,29 @@ def test_the_rate_peaks_after_warm_up_and_ends_at_final(accumulate: int) -> None
 def test_none_in_place_of_an_optimizer_or_a_schedule_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"model.{name} is empty: leave it out for the default"):
         tiny(GPT, **{name: None})
+
+
+NOT_AN_OBJECT = {
+    "class": ({"attention": ScaleInvariant}, "attention is the class ScaleInvariant: .* ScaleIn"),
+    "text": ({"attention": "ScaleInvariant"}, "attention is the text 'ScaleInvariant': .*t\\(\\)"),
+    "positions": ({"positions": NoPE}, r"positions is the class NoPE: give an object, NoPE\(\)"),
+    "swapped": ({"attention": NoPE()}, r"attention is NoPE\(\): give an object of Mechanism"),
+    "inner": ({"attention": SlidingWindow(4, ScaleInvariant)}, r"attention\.mechanism is the cla"),
+    "entry": ({"positions": PositionsPattern([RoPE(), NoPE])}, r"positions\.layers\.1 is the cla"),
+    "schedule": ({"schedule": WSD}, r"schedule is the class WSD: give an object, WSD\(\)"),
+    "function": ({"schedule": lambda step: 1.0}, "schedule is <function .*: give an object of Sch"),
+    "runtime": ({"runtime": {"compile": False}}, "runtime is {'compile': False}: give an object"),
+    "optimizer": ({"optimizer": torch.optim.SGD([torch.ones(1)])}, r"groups: SGD\(groups\)"),
+    "optimizer's name": ({"optimizer": "AdamW"}, "'AdamW': give a function that makes one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_AN_OBJECT)
+def test_a_class_a_text_or_another_object_in_place_of_an_object_is_refused(case: str) -> None:
+    settings, message = NOT_AN_OBJECT[case]
+
+    with pytest.raises(UserError, match=rf"^model\.\w+.*{message}|^model\.{message}"):
+        tiny(GPT, **settings)
 
 
 def test_a_schedule_without_an_end_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar, get_args
 
 from torch import nn
 
+from anlit.config.object_checks import check_objects_of
 from anlit.config.objects import lazy_default, made_real
 from anlit.config.value_checks import check_ranges
 from anlit.errors import UserError
@@ -102,6 +103,7 @@ class DecoderConfig:
         check_ranges("model", self)
         object.__setattr__(self, "attention", made_real(self.attention))
         object.__setattr__(self, "positions", made_real(self.positions))
+        check_objects_of("model", self)
         if self.vocab_size is None:
             raise UserError(
                 "vocab_size is not given: set it to the number of tokens of the data's vocabulary"
