@@ -23,7 +23,8 @@ def check_vocabulary(model_size: int | None, data_size: int, owner: str) -> None
     if model_size is not None and not data_size <= model_size <= padded_vocabulary(data_size):
         raise UserError(
             f"the model has a vocabulary of {model_size} tokens and {owner} "
-            f"{data_size}: set --model.vocab_size {data_size}, or leave it out"
+            f"{data_size}: set --model.vocab_size {data_size} or leave it out, in Python "
+            f"vocab_size={data_size}"
         )
 
 

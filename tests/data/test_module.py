@@ -244,7 +244,8 @@ def test_training_at_another_context_length_than_the_model_s_is_refused(prepared
 
 @pytest.mark.parametrize("vocab_size", [319, 385])
 def test_another_vocabulary_than_the_shards_is_refused(prepared: str, vocab_size: int) -> None:
-    message = rf"vocabulary of {vocab_size} tokens .* have 320: set --model.vocab_size 320"
+    sizes = rf"vocabulary of {vocab_size} tokens .* have 320"
+    message = f"{sizes}: set --model.vocab_size 320 .*vocab_size=320"
 
     with pytest.raises(UserError, match=message):
         ready(prepared, model={"vocab_size": vocab_size})

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from anlit.cli import main
+from anlit.data.storage.manifest import read_manifest
 from anlit.reporting.table import markdown_table
 from anlit.reporting.text import code as shown
 from tests.docs.pages import ROOT, commands, files
@@ -163,6 +164,22 @@ def test_the_script_for_python_runs_as_printed(tmp_path: Path, monkeypatch, caps
     assert "loss " in capsys.readouterr().out.splitlines()[-1]
     assert main(["generate", "runs/python-api/best.ckpt", "def", "--max_tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("def")
+
+
+def test_the_script_for_python_runs_on_texts_with_fewer_tokens_than_it_asks_for(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "own_trainer.py"
+    Path(name).write_text(dict(files(ROOT / "docs" / "python.md"))[name])
+    Path("texts").mkdir()
+    for number in range(20):
+        Path(f"texts/{number}.txt").write_text(f"{number} is a number\n" * 100)
+
+    runpy.run_path(name, run_name="__main__")
+
+    assert "loss " in capsys.readouterr().out.splitlines()[-1]
+    assert read_manifest("data/python-api")["vocab_size"] < 512
 
 
 def test_the_script_with_a_dataset_runs_as_printed(tmp_path: Path, monkeypatch, capsys) -> None:
