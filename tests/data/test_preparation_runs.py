@@ -25,7 +25,7 @@ from anlit.data.preparation import executors
 from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.recipes import RECIPES, Recipe
 from anlit.data.preparation.tasks import Job, Task
-from anlit.errors import UserError
+from anlit.errors import RunError, UserError
 from tests.data import layouts
 from tests.data.layouts import short_documents
 from tests.data.preparing import SIZES, SMALL, assert_makes, make, recipe_of, record_times
@@ -300,8 +300,9 @@ def test_a_full_disk(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fsync)
             message = r"The disk of .*out is full: free some space; what is done .* is kept"
-            with pytest.raises(UserError, match=message):
+            with pytest.raises(RunError, match=message) as raised:
                 make(out, recipe, workers)
+            assert raised.value.exit_code == 1
         assert not list(out.rglob("*.tmp-*"))
 
     assert_makes(out, recipe, finished, workers=workers)
@@ -323,7 +324,7 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
     monkeypatch.setattr(executors, "encode_task", kill_worker)
 
     message = "A worker process was killed, perhaps for want of memory: what is done so far"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(RunError, match=message):
         make(out, recipe, workers=2)
 
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
 from anlit.data.storage.shards import read_token_arrays
 from anlit.data.storage.store import TokenStore
-from anlit.errors import UserError
+from anlit.errors import RunError, UserError
 from tests.data.modules import blocks_of, ready
 from tests.data.processes import finish, start, wait_for
 from tests.data.servers import ObjectStore, serving
@@ -264,7 +264,7 @@ def test_a_full_disk_is_one_sentence(store: ObjectStore, monkeypatch) -> None:
     monkeypatch.setattr(litdata_downloader.S3Downloader, "download_fileobj", full)
 
     message = r"^the disk that caches s3://.* is full: free it, set LITDATA_CACHE_DIR"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(RunError, match=message):
         reader.read(0, 1)
 
 

@@ -8,7 +8,6 @@
 The same files and settings give the same shards, with any machine, workers and interruptions.
 """
 
-import errno
 from collections.abc import Iterator, Mapping
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from anlit.data.preparation.sources import (
 from anlit.data.preparation.tasks import PROGRESS_KEPT, tasks_of
 from anlit.data.round_trip import ChangeKind
 from anlit.data.storage.manifest import CHANGES, MANIFEST, read_manifest
-from anlit.errors import UserError
+from anlit.errors import FULL_DISK_CODES, RunError, UserError
 from anlit.io.cores import cores
 from anlit.reporting.text import say, without_control_codes
 
@@ -197,14 +196,17 @@ def _skipped_in_words(skipped: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _plain_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the system and of workers into UserError, without names' line breaks."""
+    """Turn errors of the system and of workers into UserError, without names' line breaks.
+
+    A full disk and a killed worker are a RunError.
+    """
     repeat = f"{PROGRESS_KEPT}, repeat the command to go on"
     try:
         yield
     except UserError as error:
-        raise UserError(without_control_codes(str(error))) from error
+        raise type(error)(without_control_codes(str(error))) from error
     except BrokenExecutor as error:
-        raise UserError(
+        raise RunError(
             f"A worker process was killed, perhaps for want of memory: {repeat}, "
             "with fewer workers if it recurs"
         ) from error
@@ -212,6 +214,8 @@ def _plain_errors(folder: Path) -> Iterator[None]:
         problem = error.strerror or str(error)
         if error.filename:
             problem = f"{error.filename}: {problem}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        kind = UserError
+        if error.errno in FULL_DISK_CODES:
             problem = f"The disk of {folder} is full: free some space"
-        raise UserError(without_control_codes(f"{problem}; {repeat}")) from error
+            kind = RunError
+        raise kind(without_control_codes(f"{problem}; {repeat}")) from error

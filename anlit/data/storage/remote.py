@@ -4,7 +4,6 @@ Every wait has a limit. The limits for s3:// are here: by default litdata's clie
 request up to a thousand times. The clients of gs:// and hf:// have other limits.
 """
 
-import errno
 import logging
 import os
 import tempfile
@@ -13,7 +12,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
-from anlit.errors import UserError, first_line, install_advice
+from anlit.errors import FULL_DISK_CODES, RunError, UserError, first_line, install_advice
 
 S3_LIMITS = {
     "connect_timeout": 5,
@@ -141,11 +140,11 @@ def _downloader(scheme: str, process_id: int) -> Any:
 
 
 def _explain(error: Exception, address: str) -> Exception:
-    """Return FileNotFoundError for a missing file, and UserError for any other failure."""
+    """Return FileNotFoundError for a missing file, and UserError or RunError for other failures."""
     if _is_missing(error):
         return FileNotFoundError(address)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return UserError(
+    if isinstance(error, OSError) and error.errno in FULL_DISK_CODES:
+        return RunError(
             f"the disk that caches {address} is full: free it, set LITDATA_CACHE_DIR to a larger "
             "disk, or set a smaller --data.cache_gb"
         )
