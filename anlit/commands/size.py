@@ -91,7 +91,7 @@ def plan_of(
     model = configuration.model.init_args
     data = configuration.data.get("init_args", configuration.data)
     gpus = options.gpus or n_devices(trainer.devices) * trainer.num_nodes
-    strategy = _strategy(trainer.strategy, gpus)
+    strategy = _strategy(trainer.as_dict()["strategy"], gpus)
     precision = check_precision(trainer.precision)
     if strategy == "fsdp" and precision == "64-true":
         cause = "trainer.precision=64-true does not go with fsdp, as Lightning has it"
@@ -121,10 +121,14 @@ def plan_of(
 
 def _strategy(configured: Any, gpus: int) -> Any:
     """Return `1gpu`, `ddp` or `fsdp`."""
+    from anlit.training.strategies import FullySharded  # torch takes seconds
+    from anlit.training.support import class_of_strategy
+
     if gpus == 1:
         return "1gpu"
-    name = str(_strategy_spec(configured).get("class_path")).lower()
-    return "fsdp" if "shard" in name else "ddp"
+    strategy_class = class_of_strategy(configured)
+    is_sharded = strategy_class is not None and issubclass(strategy_class, FullySharded)
+    return "fsdp" if is_sharded else "ddp"
 
 
 def _strategy_spec(configured: Any) -> Any:

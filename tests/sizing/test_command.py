@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.strategies import DDPStrategy
 
 from anlit.commands.size import main
 from anlit.errors import UserError
+from anlit.training.strategies import FullySharded
 from tests.data.prepared import random_tokens, write_prepared
 
 MODEL = [
@@ -75,6 +77,23 @@ def test_devices_batches_and_steps_are_those_of_fit(
     assert plan["gpus"] == 2 * gpus
     assert plan["strategy"] == "fsdp"
     assert plan["tokens"] == 7 * 3 * 5 * 2 * gpus * 64
+
+
+class Spread(FullySharded):
+    """A strategy of a user's, whose name says nothing."""
+
+
+class Unsharded(DDPStrategy):
+    """Not sharded, whatever its name has in it."""
+
+
+@pytest.mark.parametrize(("strategy", "planned"), [(Spread, "fsdp"), (Unsharded, "ddp")])
+def test_the_class_of_a_strategy_decides_and_not_its_name(
+    tmp_path: Path, strategy: type, planned: str
+) -> None:
+    options = f"--gpus 2 --trainer.strategy {__name__}.{strategy.__name__}"
+
+    assert size(tmp_path, options)["plan"]["strategy"] == planned
 
 
 def test_a_replica_has_the_memory_of_as_many_gpus(tmp_path: Path) -> None:
