@@ -166,17 +166,29 @@ class MetricsOnResume(L.Callback):
                 logger.save()
 
     def _restore_csv(self, logger: MetricsCSV, step: int) -> bool:
-        """Cut metrics.csv before `step` and add the unwritten rows.
+        """Cut metrics.csv before `step` and add the unwritten rows that it lacks.
 
+        It has them if the run was continued before, from another checkpoint of the same time.
         Returns whether the file had the last step's row already.
         """
         rows = logger.rewrite(end_step=step)
         for row in self._unwritten:
-            metrics = dict(row)
-            logger.log_metrics(metrics, metrics.pop("step"))
+            if not _has_row(rows, row):
+                metrics = dict(row)
+                logger.log_metrics(metrics, metrics.pop("step"))
         self._unwritten = ()
         losses = [row.get("train/loss") for row in rows if row["step"] == str(step - 1)]
         return any(losses)
+
+
+def _has_row(rows: Iterable[Row], logged: dict[str, Any]) -> bool:
+    """Whether a file's rows include a logged row, with the same text in each cell."""
+    texts = {name: str(value) for name, value in logged.items() if value is not None}
+    for row in rows:
+        cells = {name: cell for name, cell in row.items() if cell}
+        if cells == texts:
+            return True
+    return False
 
 
 def _hide_later_events(logger: TensorBoardLogger, step: int) -> None:

@@ -5,6 +5,7 @@ tests/integration/test_resume.py has a resumed count.
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -17,7 +18,7 @@ from anlit.io.metrics_csv import read_rows
 from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
 from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops
-from anlit.training.loggers import MetricsCSV
+from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import batches, tiny
 
@@ -211,3 +212,20 @@ def test_a_peak_that_is_not_known_is_not_guessed(
 
 def test_a_cpu_has_no_peak() -> None:
     assert peak_flops(torch.device("cpu"), "bf16-mixed") is None
+
+
+def test_a_row_that_two_checkpoints_keep_for_a_full_disk_is_written_once(
+    tmp_path: Path,
+) -> None:
+    """The run continues from the last checkpoint, and then from the best one of the same time."""
+    rows = [{"step": 3, "train/loss": 2.5}, {"step": 3, "val/loss": 2.25}]
+    trainer = SimpleNamespace(global_step=4, callback_metrics={})
+
+    for _ in ("last", "best"):
+        trainer.loggers = [MetricsCSV(str(tmp_path))]
+        callback = MetricsOnResume()
+        callback.on_load_checkpoint(trainer, None, {"metrics_unwritten": rows})
+        callback.on_train_start(trainer, None)
+
+    steps = [row["step"] for row in read_rows(tmp_path / "metrics.csv")]
+    assert steps == ["3", "3"]
