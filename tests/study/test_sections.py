@@ -16,6 +16,7 @@ from anlit.reporting.figure import LineStyle
 from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.sections import loss_gap, trend, tried_losses
+from anlit.study.sections.axes import loss_range
 from anlit.study.sections.registry import check_sections
 from tests.compare.reports import t_interval
 from tests.study.conftest import (
@@ -126,6 +127,20 @@ def test_losses_of_the_tuning_are_curves_over_the_tried_values(keep_figures) -> 
     _, top = axes.get_ylim()
     assert finite_points == [[0.1, 2.8], [0.2, 2.9]]
     assert 3.2 < end_of_axis < top
+
+
+@pytest.mark.parametrize(
+    ("losses", "limits"),
+    [
+        pytest.param([2.0, 2.0, 2.0, 2.2, 2.4], (2.0, 2.4), id="half of them the lowest"),
+        pytest.param([2.0, 2.0, 2.0, 2.0, 2.1, 2.1, 9.0], (2.0, 2.3), id="and one far above"),
+        pytest.param([2.0, 2.0], (2.0, 2.0), id="all equal"),
+    ],
+)
+def test_an_axis_of_losses_tells_apart_those_above_a_repeated_lowest(
+    losses: list[float], limits: tuple[float, float]
+) -> None:
+    assert loss_range(losses) == pytest.approx(limits)
 
 
 def test_a_setting_that_was_also_tried_at_zero_has_its_losses(folder: Path) -> None:

@@ -110,7 +110,10 @@ def distinct_values(values: Sequence[float]) -> list[float]:
 def loss_range(losses: Sequence[float]) -> tuple[float, float]:
     """The lowest loss, and the end of an axis on which far higher losses would hide the others."""
     best = min(losses)
-    return best, min(max(losses), best + TOP * (float(np.median(losses)) - best))
+    distance = float(np.median(losses)) - best
+    if distance == 0:  # half of the losses are the lowest
+        distance = float(np.median([loss for loss in losses if loss > best] or [best])) - best
+    return best, min(max(losses), best + TOP * distance)
 
 
 def with_margin(best: float, top: float) -> tuple[float, float]:
