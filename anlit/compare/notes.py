@@ -41,8 +41,13 @@ TOKENS_APART = 0.01
 """Share of the larger number by which training tokens may differ without a note."""
 FEWEST_LOSSES = 4
 """The fewest final losses that may form two groups: of three drawn by chance, half do."""
-GAP = 3.0
-"""The least gap between two groups of losses, in ranges of the wider group."""
+LEAST_GAPS = {4: 10.5, 5: 5.0, 6: 3.1}
+"""Number of losses → the least gap between two groups, in ranges of the wider group.
+
+At each number 2 % of sets of normal losses have such a gap (simulated).
+"""
+LEAST_GAP = 3.0
+"""The least gap of more losses: fewer than 1 % of sets of normal losses have it."""
 EARLY = 0.9
 """The share of the baseline's tokens before which its own final loss comes with a note."""
 WIDE = 1.3
@@ -177,7 +182,7 @@ def _losses_in_words(losses: Sequence[float]) -> str:
 
 
 def split_by_gap(losses: Sequence[float]) -> tuple[list[float], list[float]] | None:
-    """Final losses in two groups, if a gap above `GAP` times the larger range separates them.
+    """Final losses in two groups, if a gap that is rare by chance separates them.
 
     None for fewer than `FEWEST_LOSSES`.
     """
@@ -187,7 +192,8 @@ def split_by_gap(losses: Sequence[float]) -> tuple[list[float], list[float]] | N
     n_low = int(np.argmax(np.diff(ordered))) + 1
     low = ordered[:n_low]
     high = ordered[n_low:]
-    is_split = high[0] - low[-1] > GAP * max(np.ptp(low), np.ptp(high))
+    least_gap = LEAST_GAPS.get(len(ordered), LEAST_GAP)
+    is_split = high[0] - low[-1] > least_gap * max(np.ptp(low), np.ptp(high))
     return (low, high) if is_split else None
 
 

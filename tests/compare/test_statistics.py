@@ -293,6 +293,15 @@ def test_final_losses_in_two_groups_are_recognised() -> None:
     assert groups == (low_losses, high_losses)
 
 
+@pytest.mark.parametrize("n_losses", [4, 5, 6, 7, 12])
+def test_normal_losses_are_rarely_two_groups(n_losses: int) -> None:
+    draws = np.random.default_rng(0).normal(size=(4000, n_losses))
+
+    n_splits = sum(split_by_gap(losses) is not None for losses in draws.tolist())
+
+    assert n_splits / len(draws) < 0.027  # 0.02 and three standard deviations
+
+
 @pytest.mark.parametrize(
     "losses",
     [
