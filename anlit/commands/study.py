@@ -11,6 +11,7 @@ from typing import Any
 from anlit.commands.annealed_runs import begin_annealed_runs
 from anlit.commands.study_checks import check_study
 from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
+from anlit.compare.statistics import partial_reach
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
 from anlit.io.cores import cores
@@ -182,7 +183,8 @@ def _recompute_comparisons(folders: list[Path]) -> None:
     for folder in folders:
         for comparison in recompute(folder):
             for result in comparison.results[1:]:
-                echo(f"{folder}: {result.label}: speed-up in tokens {result.speedup.words}")
+                speedup = f"speed-up in tokens {result.speedup.words}"
+                echo(f"{folder}: {result.label}: {partial_reach(result.speedup) or speedup}")
 
 
 def _collect_runs(study: Study, output: Path, options: Namespace) -> None:

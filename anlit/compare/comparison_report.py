@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anlit.compare.comparison import Comparison, Result
-from anlit.compare.statistics import SpeedUp, Summary, Test, mean_sd
+from anlit.compare.statistics import SpeedUp, Summary, Test, mean_sd, partial_reach
 from anlit.reporting.table import NONE, Table, markdown_table
 from anlit.reporting.table import console as terminal
 from anlit.reporting.text import code, literal, minus, without_control_codes
@@ -110,7 +110,8 @@ def _finding(result: Result) -> str:
         text += f"has a loss on {loss} only"
     if result.loss is not None and result.p_holm is not None:
         text += f", {_test_in_words(result.loss, result.p_holm)}"
-    text += f"; speed-up {result.speedup.words} in {measure.short_length}"
+    speedup = f"speed-up {result.speedup.words} in {measure.short_length}"
+    text += f"; {partial_reach(result.speedup) or speedup}"
     if result.wall_clock:
         text += f", {_wall_clock(result)} in wall-clock"
     return text

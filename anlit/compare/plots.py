@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from anlit.compare.comparison import Comparison, Result, seconds_per_token
-from anlit.compare.statistics import mean_sd
+from anlit.compare.statistics import mean_sd, partial_reach
 from anlit.reporting.figure import (
     BASELINE_LINE,
     INK,
@@ -179,7 +179,8 @@ def _legend(result: Result, is_baseline: bool) -> str:
     if result.final_loss.mean is not None:
         text += f" ({count_of(len(result.group.counted), 'seed')})"
     if not is_baseline:
-        text += f", speed-up in {result.group.measure.short_length} {result.speedup.words}"
+        speedup = f"speed-up in {result.group.measure.short_length} {result.speedup.words}"
+        text += f", {partial_reach(result.speedup) or speedup}"
     return f"{text}, unfinished" if result.group.unfinished else text
 
 

@@ -348,6 +348,17 @@ class SpeedUp:
         return f"{bound}{self.mean:.2f}{interval}{self.pairs}"
 
 
+def partial_reach(speedup: SpeedUp) -> str:
+    """`2 of 3 seeds reach the baseline's loss` if some do and some do not, else "".
+
+    A number of seeds behind the word speed-up would read as a speed-up.
+    """
+    is_partial = speedup.mean is None and any(value is not None for value in speedup.values)
+    if speedup.obstacle or not is_partial:
+        return ""
+    return f"{of_seeds(speedup.values)} reach the baseline's loss"
+
+
 def tokens_to_loss(curve: Curve, loss: float) -> float | None:
     """Training tokens at which `curve` first is at or below `loss`. None if it never is."""
     below = np.flatnonzero(curve.loss <= loss)
