@@ -176,6 +176,7 @@ SGD = (
 )
 MUON_LR = (
     "--model.optimizer=anlit.MuonAdamW",
+    "--model.optimizer.lr=0.001",
     "--model.optimizer.embedding_lr=0.002",
     "--model.optimizer.weight_decay=3",
 )
