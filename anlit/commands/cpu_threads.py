@@ -20,5 +20,6 @@ def set_thread_defaults() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    if cores() < usable_cores():
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    n_cores = cores()
+    if n_cores < usable_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(n_cores))

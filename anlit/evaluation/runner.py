@@ -19,8 +19,8 @@ from anlit.compare.comparison import refuse_other_report
 from anlit.data.module import TokenShards
 from anlit.errors import UserError
 from anlit.evaluation.data import load_validation_data
-from anlit.evaluation.fairness import notes_on_training
 from anlit.evaluation.settings import MULTIPLES, EvaluationSettings
+from anlit.evaluation.training_differences import notes_on_training
 from anlit.io.provenance import environment
 from anlit.io.read import read_json
 from anlit.io.write import jsonable, write_json, writing
@@ -172,8 +172,8 @@ def group_by_seed(checkpoints: Sequence[Checkpoint]) -> tuple[list[dict[str, Any
 
     An arm is {label, checkpoints}: a unique label and indices of checkpoints. Runs that differ only
     in their seed share an arm, even if their initial weights differ. If runs have the same seeds,
-    the last counts. best.ckpt and last.ckpt of a run are different arms. A file outside a run
-    folder is an arm alone.
+    the one that started last counts. best.ckpt and last.ckpt of a run are different arms. A file
+    outside a run folder is an arm alone.
 
     Returns:
         The arms, and notes: on each checkpoint that does not count, and on arms that were not

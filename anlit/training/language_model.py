@@ -1,9 +1,7 @@
 """The LightningModule of all architectures: loss, optimizer, and norms after each step."""
 
-import inspect
 import logging
 import math
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +20,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from anlit.config.batch_ramp import ramp_of
 from anlit.config.object_checks import check_object
-from anlit.config.objects import made_real, shown
+from anlit.config.objects import made_real
 from anlit.config.value_checks import check_precision, check_ranges
 from anlit.data.attributes import bytes_per_token_of, check_fits_model, fingerprint_of, name_of
 from anlit.data.batch import Batch
 from anlit.data.batch_forms import as_batch
 from anlit.data.module import TokenShards
-from anlit.errors import UserError, is_out_of_memory
+from anlit.errors import UserError
 from anlit.nn.attention.attention import attention_layers
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.layers.positions import NoPE
@@ -47,6 +45,11 @@ from anlit.training.lightning_internals import (
     trainer_of,
 )
 from anlit.training.mean_loss import MeanLoss
+from anlit.training.optim.optimizer_checks import (
+    check_factory,
+    explain_failed_step,
+    refuse_wrong_kernel,
+)
 from anlit.training.optim.optimizers import OptimizerFactory, parameter_groups
 from anlit.training.optim.rates import (
     LRFactors,
@@ -119,7 +122,7 @@ class LanguageModel(HostBatches):
         check_lr_factors(lr_factors or {})
         schedule = made_real(schedule)
         check_object("model.schedule", schedule, Schedule)
-        _check_factory(optimizer)
+        check_factory(optimizer)
         super().__init__()
         with warnings.catch_warnings():
             # Lightning advises to leave modules such as `positions` out; they are settings here.
@@ -379,7 +382,7 @@ class LanguageModel(HostBatches):
     def configure_optimizers(self) -> Any:
         refuse_untrained_parameters(self)
         optimizer = self.new_optimizer()
-        _refuse_wrong_kernel(optimizer)
+        refuse_wrong_kernel(optimizer)
         self._configured_groups = group_settings(optimizer)
         self._rate_factors = rate_factors(optimizer, self.lr_factors, self.model.transfer)
         n_steps: float = self.trainer.max_steps
@@ -433,7 +436,7 @@ class LanguageModel(HostBatches):
         try:
             super().optimizer_step(*args, **kwargs)
         except Exception as error:
-            _explain_failed_step(self.trainer.optimizers[0], error)
+            explain_failed_step(self.trainer.optimizers[0], error)
             raise
         # Lightning frees the gradients only after the next forward pass, which needs much memory.
         self.trainer.optimizers[0].zero_grad()
@@ -462,53 +465,3 @@ class LanguageModel(HostBatches):
 def _refuse_empty(name: str, setting: Any) -> None:
     if setting is None:
         raise UserError(f"model.{name} is empty: leave it out for the default")
-
-
-def _check_factory(optimizer: Any) -> None:
-    """Raise UserError if the setting `optimizer` is not a function that makes an optimizer."""
-    if callable(optimizer):
-        return
-    if isinstance(optimizer, Optimizer):
-        name = type(optimizer).__name__
-        cause = f"is an object of {name}, made for other parameters"
-    else:
-        cause = f"is {shown(optimizer)}"
-        name = "AdamW"
-    raise UserError(
-        f"model.optimizer {cause}: give a function that makes one, lambda groups: {name}(groups)"
-    )
-
-
-def _refuse_wrong_kernel(optimizer: Optimizer) -> None:
-    """Raise UserError for torch's fused SGD on bfloat16 weights of a CPU.
-
-    Its steps are wrong there (torch 2.13): they differ from the other kernels' by far more than
-    rounding, and its momentum has numbers that nothing has written.
-    """
-    if not isinstance(optimizer, torch.optim.SGD):
-        return
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            is_wrong = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-            if group["fused"] and is_wrong:
-                raise UserError(
-                    "model.optimizer.fused=true takes wrong steps in torch's SGD with bfloat16 "
-                    "weights on a CPU: set --model.optimizer.fused false"
-                )
-
-
-def _explain_failed_step(optimizer: Optimizer, error: Exception) -> None:
-    """Raise UserError for an error by which the code of an optimizer states a requirement.
-
-    A mistake in that code, such as a KeyError, keeps its traceback.
-    """
-    is_statement = isinstance(error, RuntimeError | ValueError) or type(error) is Exception
-    if not is_statement or is_out_of_memory(error):
-        return
-    optimizer_class = type(optimizer)
-    source_file = traceback.extract_tb(error.__traceback__)[-1].filename
-    if source_file == inspect.getfile(optimizer_class):
-        raise UserError(
-            f"model.optimizer={optimizer_class.__name__} cannot take its step ({error}): choose "
-            "another, such as anlit.AdamW or torch.optim.SGD"
-        ) from error

@@ -1,23 +1,17 @@
 """A folder has a single run at a time, and no run starts over another run."""
 
-import itertools
 import shutil
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from anlit.cli import main
 from anlit.errors import PREEMPTED
-from anlit.study.state import note_end, note_start, read_state
 from anlit.training.run_folder import lock_run_folder
 from tests.integration.conftest import (
     KILLED,
     STEPS,
-    Train,
-    assert_same_curves,
-    assert_same_training_state,
     fit_arguments,
     last_checkpoint,
     run,
@@ -212,61 +206,6 @@ def test_a_run_that_a_callback_ends_names_the_callback(
     assert record_of(tmp_path)["stopped_early"] == ending
 
 
-@pytest.mark.parametrize("ending", [["--trainer.max_time=00:00:00:05"], signal_at("SIGTERM", 3)])
-def test_a_run_that_a_callback_ends_is_finished_if_its_time_or_a_signal_ends_it_too(
-    ending: list[str], shards: Path, tmp_path: Path, monkeypatch
-) -> None:
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
-    stop = [
-        "--trainer.callbacks+=EarlyStopping",
-        "--trainer.callbacks.monitor=val/loss",
-        "--trainer.callbacks.stopping_threshold=100",
-    ]
-    settings = ["--trainer.val_check_interval=4", *ending, *stop]
-
-    assert main(fit_arguments(shards, tmp_path, *settings)) == 0
-
-    record = record_of(tmp_path)
-    assert (record["status"], record["steps"]) == ("finished", 4)
-    assert record["stopped_early"] == f"4 of {STEPS} steps, by EarlyStopping"
-
-
-def test_the_end_of_the_time_is_told_once_if_min_steps_are_left(
-    shards: Path, tmp_path: Path, monkeypatch, caplog
-) -> None:
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
-    least = ["--trainer.min_steps=6", "--trainer.min_epochs=0"]
-    arguments = fit_arguments(shards, tmp_path, *least, "--trainer.max_time=00:00:00:01")
-
-    assert main(arguments) == PREEMPTED
-    assert record_of(tmp_path)["steps"] == 6
-    assert caplog.text.count("Time limit reached") == 1
-
-
-def test_a_timer_of_epochs_ends_a_launch_after_an_epoch(
-    shards: Path, tmp_path: Path, monkeypatch
-) -> None:
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
-    settings = (
-        "--trainer.max_steps=7",
-        "--trainer.limit_train_batches=3",
-        "--trainer.limit_val_batches=0",
-        "--ckpt_path=last",
-        "--trainer.callbacks+=Timer",
-        "--trainer.callbacks.duration=00:00:00:02",
-        "--trainer.callbacks.interval=epoch",
-    )
-    launch = fit_arguments(shards, tmp_path, *settings)
-    outcomes = []
-    for _ in range(2):
-        code = main(launch)
-        outcomes.append((code, record_of(tmp_path)["status"], record_of(tmp_path)["steps"]))
-    assert outcomes == [(PREEMPTED, "interrupted", 6), (0, "finished", 7)]
-
-
 def test_a_run_that_was_stopped_after_its_last_step_ends_without_an_error_on_record(
     shards: Path, tmp_path: Path
 ) -> None:
@@ -305,63 +244,3 @@ def test_a_dev_run_leaves_its_folder_to_a_run(shards: Path, tmp_path: Path) -> N
     assert main(dev) == 0
     assert [*tmp_path.iterdir()] == []
     assert main(fit_arguments(shards, tmp_path, "--trainer.max_steps=1")) == 0
-
-
-def test_a_run_that_ran_out_of_time_is_interrupted_and_goes_on(
-    shards: Path, tmp_path: Path, monkeypatch
-) -> None:
-    """Its exit code asks for another start. Each launch has the whole time.
-
-    The clock of this test advances by a second each time it is read.
-    """
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
-    settings = (
-        "--trainer.max_steps=-1",
-        "--trainer.max_epochs=2",
-        "--trainer.limit_train_batches=8",
-        "--trainer.max_time=00:00:00:06",
-        "--trainer.limit_val_batches=0",
-        "--ckpt_path=last",
-        "--checkpoint_every_n_steps=100",
-    )
-    outcomes = []
-    for _ in range(3):
-        code = main(fit_arguments(shards, tmp_path, *settings))
-        status = record_of(tmp_path)["status"]
-        note_start(tmp_path, "local")
-        note_end(tmp_path, code)
-        status_for_study = read_state(tmp_path).status
-        n_steps = last_checkpoint(tmp_path)["global_step"]
-        outcomes.append((code, status, status_for_study, n_steps))
-    assert outcomes == [
-        (PREEMPTED, "interrupted", "interrupted", 6),
-        (PREEMPTED, "interrupted", "interrupted", 12),
-        (0, "finished", "finished", 16),
-    ]
-
-
-def test_a_run_of_several_launches_has_the_validations_of_one_launch(
-    shards: Path, tmp_path: Path, monkeypatch, trained: Train
-) -> None:
-    """The end of a launch's time adds no validation and no row. The clock is as above."""
-    settings = (
-        "--trainer.max_steps=10",
-        "--trainer.val_check_interval=4",
-        "--trainer.log_every_n_steps=3",
-        "--checkpoint_every_n_steps=100",
-    )
-    whole = trained(*settings)
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", clock)
-    launch = fit_arguments(
-        shards, tmp_path, *settings, "--trainer.max_time=00:00:00:06", "--ckpt_path=last"
-    )
-
-    codes = [main(launch) for _ in range(4)]
-
-    assert {*codes} == {PREEMPTED, 0}
-    assert codes == sorted(codes, reverse=True)
-    assert values(record_of(tmp_path)["launches"], "step")[-1] not in (0, 4, 8)
-    assert_same_training_state(last_checkpoint(whole), last_checkpoint(tmp_path))
-    assert_same_curves(whole, tmp_path)

@@ -29,6 +29,9 @@ TUNE = {"model.init_args.lr": [0.1, 0.2, 0.4]}
 GPT_ARM = {"title": "GPT+", "configs": ["gpt.yaml"]}
 ANGPT_ARM = {"title": "anGPT", "configs": ["angpt.yaml"]}
 UNTUNED_ARMS = {"gpt": GPT_ARM, "angpt": ANGPT_ARM}
+OTHER_BLOCKS = {"settings": {"data.init_args.val_blocks": 64}}
+"""An arm with them has the loss of other tokens."""
+ARMS_ON_OTHER_TOKENS = UNTUNED_ARMS | {"angpt": ANGPT_ARM | OTHER_BLOCKS}
 
 
 def arms_with(**changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -10,7 +11,7 @@ from anlit.reporting.text import minus
 from anlit.study.plan import Study
 from anlit.study.report import print_summary, write_report
 from anlit.study.results import StudyResults, read_results
-from tests.study.conftest import changed_study
+from tests.study.conftest import UNTUNED_ARMS, changed_study
 from tests.study.synthetic import Final, train
 
 FINAL_LOSSES = {
@@ -115,3 +116,11 @@ def words_of_line(text: str, beginning: str) -> list[str]:
 def with_interval(form: str, mean: float, low: float, high: float) -> str:
     """`−0.2000 (−0.3000 … −0.1000)`."""
     return minus(f"{mean:{form}} ({low:{form}} … {high:{form}})")
+
+
+def report_with(
+    section: dict[str, Any], folder: Path, loss: Final = final, **changes: object
+) -> Page:
+    """The report with a single section on two arms as configured, with changes."""
+    options = {"arms": UNTUNED_ARMS, "baseline": None, "sections": [section]}
+    return report(trained(folder, loss, **options | changes))

@@ -3,7 +3,6 @@
 import itertools
 import math
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from anlit.study.sections.registry import check_sections
 from tests.compare.reports import t_interval
 from tests.study.conftest import (
     ANGPT_ARM,
+    ARMS_ON_OTHER_TOKENS,
     GPT_ARM,
     TUNE,
     UNTUNED_ARMS,
@@ -28,15 +28,12 @@ from tests.study.conftest import (
     changed_study,
 )
 from tests.study.reports import (
-    FINAL_LOSSES,
-    Page,
-    final,
     report,
+    report_with,
     results,
     trained,
     with_interval,
 )
-from tests.study.synthetic import SHARE, Final, curve_to
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 TOKENS = 400 * 8 * 256
@@ -50,14 +47,6 @@ WEIGHT_DECAY = "model.init_args.weight_decay"
 def choices(name: str, key: str, *values: float) -> dict[str, Any]:
     """Named choices of a grid that set a key."""
     return {name: {value: {key: value} for value in values}}
-
-
-def report_with(
-    section: dict[str, Any], folder: Path, loss: Final = final, **changes: object
-) -> Page:
-    """The report with a single section on two arms as configured, with changes."""
-    options = {"arms": UNTUNED_ARMS, "baseline": None, "sections": [section]}
-    return report(trained(folder, loss, **options | changes))
 
 
 SIZES = choices("d", "model.init_args.d_model", 64, 128, 256)
@@ -330,11 +319,6 @@ def test_the_lead_of_an_arm_at_each_size_and_length(folder: Path, keep_figures) 
     assert unpaired["speed-up, tokens"] == "1 of 2 seeds"
 
 
-OTHER_BLOCKS = {"settings": {"data.init_args.val_blocks": 64}}
-"""An arm with them has the loss of other tokens."""
-APART = UNTUNED_ARMS | {"angpt": ANGPT_ARM | OTHER_BLOCKS}
-
-
 def test_losses_on_other_tokens_have_no_gap(folder: Path, keep_figures) -> None:
     figures = keep_figures(loss_gap)
 
@@ -344,7 +328,7 @@ def test_losses_on_other_tokens_have_no_gap(folder: Path, keep_figures) -> None:
     section = {"loss_gap": {"baseline": "gpt", "each": "d"}}
     shared = {"configs": ["common.yaml"], "vary": SIZES}
 
-    page = report_with(section, folder, loss, arms=APART, shared=shared)
+    page = report_with(section, folder, loss, arms=ARMS_ON_OTHER_TOKENS, shared=shared)
 
     rows = page.table("baseline's loss")
     assert len(rows) == 3
@@ -354,72 +338,6 @@ def test_losses_on_other_tokens_have_no_gap(folder: Path, keep_figures) -> None:
         assert row["speed-up, tokens"] == "– (validated differently)"
     assert not figures
     assert not page.pictures
-
-
-ONSET = {"loss": 4.3, "after": 200_000, "baseline": "gpt"}
-ONSETS = "onset of each seed, tokens"
-ONSET_GAP = "minus that of GPT+, 10⁶ tokens"
-LATER_LOSS = "loss 200k tokens after it"
-LATER_GAP = "minus that of GPT+"
-
-
-def test_the_onset_and_the_loss_after_it(folder: Path) -> None:
-    page = report_with({"onset": ONSET}, folder)
-
-    gpt = page.row("GPT+", ONSETS)
-    angpt = page.row("anGPT", ONSETS)
-    gpt_onsets, gpt_losses = onsets_and_later_losses("gpt")
-    angpt_onsets, angpt_losses = onsets_and_later_losses("angpt")
-    check_onsets(gpt, gpt_onsets, gpt_losses)
-    check_onsets(angpt, angpt_onsets, angpt_losses)
-    assert gpt[ONSET_GAP] == "–"
-    assert gpt[LATER_GAP] == "–"
-    assert angpt[ONSET_GAP] == mean_with_t_interval((angpt_onsets - gpt_onsets) / 1e6)
-    assert angpt[LATER_GAP] == mean_with_t_interval(angpt_losses - gpt_losses)
-
-
-def onsets_and_later_losses(arm: str) -> tuple[np.ndarray, np.ndarray]:
-    """The onset of each seed of an arm in tokens, and its loss 200,000 tokens later."""
-    onsets = []
-    losses = []
-    for final_loss in FINAL_LOSSES[arm].values():
-        tokens = SHARE * TOKENS
-        curve = curve_to(final_loss)
-        onset = np.interp(-4.3, -curve, tokens)
-        onsets.append(onset)
-        losses.append(np.interp(onset + 200_000, tokens, curve))
-    return np.array(onsets), np.array(losses)
-
-
-def check_onsets(row: dict[str, str], onsets: np.ndarray, losses: np.ndarray) -> None:
-    """Compare a row of the table with the onsets and later losses of its seeds."""
-    for cell, onset in zip(row[ONSETS].split(", "), onsets, strict=True):
-        thousands = float(cell.removesuffix("k"))
-        assert thousands == pytest.approx(onset / 1e3, rel=5e-3)
-    assert row[LATER_LOSS] == f"{fmean(losses):.3f} ± {stdev(losses):.3f}"
-
-
-def mean_with_t_interval(gaps: np.ndarray) -> str:
-    low, high = t_interval(gaps)
-    return with_interval(".3f", gaps.mean(), low, high)
-
-
-def test_a_level_that_one_seed_reaches_has_one_onset(folder: Path) -> None:
-    section = {"onset": {"loss": 3.495, "after": 1, "baseline": "angpt"}}
-
-    page = report_with(section, folder)
-
-    gpt = page.row("GPT+", ONSETS)
-    assert gpt[ONSETS].count("–") == 2
-    assert gpt["minus that of anGPT, 10⁶ tokens"] == "1 of 3 seeds"
-
-
-def test_onsets_by_losses_on_other_tokens_are_not_subtracted(folder: Path) -> None:
-    page = report_with({"onset": ONSET}, folder, arms=APART)
-
-    angpt = page.row("anGPT", ONSETS)
-    assert angpt[ONSET_GAP] == "– (validated differently)"
-    assert angpt[LATER_GAP] == "– (validated differently)"
 
 
 def test_a_trend_over_what_no_arm_varies_is_refused_before_a_run(folder: Path) -> None:

@@ -109,11 +109,10 @@ def divergence_error(trainer: L.Trainer, event: str) -> DivergenceError:
 
     The checkpoint is good, because `FiniteCheckpoints` refuses to write another.
     """
+    folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
     checkpoints: list[Path] = []
-    for callback in trainer.checkpoint_callbacks:
-        folder = getattr(callback, "dirpath", None)
-        if folder:
-            checkpoints += checkpoints_to_continue(Path(folder))
+    for folder in dict.fromkeys(filter(None, folders)):  # callbacks share the run's folder
+        checkpoints += checkpoints_to_continue(Path(folder))
     newest = checkpoints[0] if checkpoints else "none yet"
     return DivergenceError(
         f"{event}: lower the learning rate (model.optimizer) or inspect the data; the last good "
