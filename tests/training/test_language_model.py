@@ -191,7 +191,7 @@ def test_gradients_are_clipped_by_value_also_with_a_fused_optimizer(precision: A
 
 
 def test_sgd_of_bfloat16_weights_on_a_cpu_has_the_kernel_whose_steps_are_right() -> None:
-    """torch's fused SGD is wrong there. anlit.AdamW's `fused: true` reaches SGD in YAML files."""
+    """torch's fused SGD is wrong there."""
     for kernel in ({"fused": False}, {"fused": None, "foreach": True}):
         sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, **kernel)
         fit(tiny(GPT, optimizer=sgd), 1, precision="bf16-true")
