@@ -329,7 +329,7 @@ SLOW = [
     ),
     (
         "study --config after.yaml --dry_run",
-        r"lengths: anlit lengthz .* no command of anlit's: give one such as",
+        r"lengths: anlit lengthz .* not a command of anlit's: give one such as",
     ),
     (
         "study --config study.yaml --output /proc/study",
