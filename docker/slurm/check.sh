@@ -27,10 +27,20 @@ done
 stop() {
     # Processes outlive slurmd, so first the jobs, the batch shells with them.
     squeue --noheader --format=%A 2> /dev/null | xargs --no-run-if-empty scancel --full --signal=KILL || true
-    for name in slurmd slurmctld munged; do
-        [[ ! -s $WORK/$name.pid ]] || kill "$(cat "$WORK/$name.pid")" 2> /dev/null || true
-    done
+    for name in slurmd slurmctld munged; do end_daemon "$name"; done
     rm -rf ${owned:+"$owned"}
+}
+
+# end_daemon NAME: ends it and waits, for munged writes its seed into the scratch folder last.
+end_daemon() {
+    local pid
+    [[ -s $WORK/$1.pid ]] || return 0
+    pid=$(cat "$WORK/$1.pid")
+    kill "$pid" 2> /dev/null || return 0
+    for _ in $(seq 100); do
+        kill -0 "$pid" 2> /dev/null || return 0
+        sleep 0.1
+    done
 }
 trap stop EXIT
 
