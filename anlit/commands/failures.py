@@ -2,11 +2,13 @@
 
 import re
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from anlit.checkpoints.writing import first_cause
+from anlit.data.loaders import START_FIX
 from anlit.errors import (
     FULL_DISK_CODES,
     RUN_FOLDER,
@@ -22,6 +24,8 @@ NO_COMPILER = re.compile(
 )
 """Triton's texts if it cannot compile the C code that launches its kernels. There is no compiler,
 or the compiler does not find Python.h."""
+DATA_LOADER_START = "_get_iterator"
+"""The method of DataLoader that starts its workers."""
 LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited unexpectedly)")
 
 
@@ -33,9 +37,25 @@ def run_error(error: Exception) -> RunError | None:
     for link in error_chain(error):
         if isinstance(link, UserError):  # a sentence already
             return None
-        machine_error = _machine_error(link)
+        machine_error = _worker_start_error(link) or _machine_error(link)
         if machine_error is not None:
             return machine_error
+    return None
+
+
+def _worker_start_error(error: BaseException) -> RunError | None:
+    """Return the sentence if a user's DataLoader could not start its worker processes.
+
+    Lightning then raises an error of its own, which says nothing of it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if all(frame.name != DATA_LOADER_START for frame in frames):
+        return None
+    if isinstance(error, OSError):
+        return RunError(f"a data worker cannot be started ({error.strerror}): {START_FIX}")
+    if "pickle" in str(error):
+        fix = "define it at the top of a module, or leave multiprocessing_context out"
+        return RunError(f"a data worker cannot be sent what its DataLoader has ({error}): {fix}")
     return None
 
 

@@ -69,6 +69,7 @@ from anlit.signals import ENDING_SIGNALS
 from anlit.training import run_folder
 from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.callbacks.run_record import RunRecord
+from anlit.training.data_workers import prepare_data_workers
 from anlit.training.default_folder import default_run_folder
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.language_model import LanguageModel
@@ -336,6 +337,7 @@ class FitCommand(ConfigurationParser):
         check_strategy(type(strategy).__name__, type(strategy), arguments)
         if isinstance(strategy, DDPStrategy):
             wrap_on_current_stream(strategy)
+        prepare_data_workers(strategy)
         return trainer
 
 

@@ -17,6 +17,8 @@ from anlit.signals import leave_signals_to_parent, signals_held
 
 START_METHOD = "fork"
 """How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
+START_FIX = "free memory and /dev/shm, raise the limits of processes and open files (ulimit -u, -n)"
+"""What helps if data workers cannot be started."""
 BATCHES_AHEAD = 2
 """Batches that wait in page-locked memory for a GPU."""
 T = TypeVar("T")
@@ -77,8 +79,7 @@ class Loader:
                 raise
             raise RunError(
                 f"the {self.num_workers} processes of data.num_workers cannot be started "
-                f"({error.strerror}): free memory and /dev/shm, raise the limits of processes and "
-                "open files (ulimit -u, -n), or set --data.num_workers 0"
+                f"({error.strerror}): {START_FIX}, or set --data.num_workers 0"
             ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import lightning as L
 from jsonargparse import Namespace
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
@@ -20,6 +21,7 @@ from lightning.pytorch.trainer import call
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from anlit.errors import find_cause
 
@@ -192,6 +194,14 @@ def shift_progress(progress: Any, shift: int) -> None:
     """Add `shift` to all counts of a Lightning progress."""
     for name, count in vars(progress).items():
         setattr(progress, name, count + shift)
+
+
+def seed_workers(loader: DataLoader, rank: int) -> None:
+    """Let a loader seed its worker processes, if the run has a seed and the loader no function.
+
+    Lightning does this after the strategy has seen the loader.
+    """
+    _auto_add_worker_init_fn(loader, rank)
 
 
 def start_method(strategy: Strategy) -> str:

@@ -41,6 +41,29 @@ class Pairs(L.LightningDataModule):
     val_dataloader = loader
 
 
+class Collated(Pairs):
+    """Workers whose function belongs to the module, which refers to its Trainer."""
+
+    def __init__(self, num_workers: int = 2, start_method: str | None = None) -> None:
+        super().__init__()
+        self.num_workers = num_workers
+        self.start_method = start_method
+
+    def collate(self, rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.stack(rows)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(
+            Rows(),
+            self.batch_size,
+            shuffle=True,
+            num_workers=self.num_workers,
+            collate_fn=self.collate,
+            multiprocessing_context=self.start_method,
+        )
+
+
 class LateMistake(Pairs):
     """The third batch has a token beyond a vocabulary of 50."""
 
