@@ -10,6 +10,7 @@ import inspect
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse._parameter_resolvers import get_signature_parameters
@@ -43,16 +44,32 @@ def lazy_default(kind: type[T], **arguments: Any) -> T:
     `jsonargparse.lazy_instance` does this too. But for every default it reads the source of each
     function that waits for an import.
     """
-    lazy_kind = type(f"LazyInstance_{kind.__name__}", (_LazyInitBaseClass, kind), {})
+    methods = {"__reduce__": _reduce_to_real, "__deepcopy__": _share}
+    lazy_kind = type(f"LazyInstance_{kind.__name__}", (_LazyInitBaseClass, kind), methods)
     return lazy_kind(kind, arguments)
+
+
+def _reduce_to_real(value: Any) -> tuple[Any, ...]:
+    """Pickle the object that a `lazy_default` stands for, because no module has the lazy class."""
+    return partial(_kind_of_lazy(value), **value.lazy_get_init_args().as_dict()), ()
+
+
+def _share(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the default itself as its deep copy, because defaults never change."""
+    return value
+
+
+def _kind_of_lazy(value: Any) -> type:
+    """The class of the object that a `lazy_default` stands for."""
+    _, _, kind, *_ = type(value).__mro__  # after the lazy class and jsonargparse's mixin
+    return kind
 
 
 def made_real(value: Any) -> Any:
     """Return the object that a `lazy_default` stands for; any other value unchanged."""
     if not hasattr(type(value), "lazy_get_init_args"):
         return value
-    _, _, kind, *_ = type(value).__mro__  # after the lazy class and jsonargparse's mixin
-    return kind(**value.lazy_get_init_args().as_dict())
+    return _kind_of_lazy(value)(**value.lazy_get_init_args().as_dict())
 
 
 def to_plain_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

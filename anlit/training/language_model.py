@@ -4,6 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,13 +51,17 @@ from anlit.training.optim.optimizer_checks import (
     explain_failed_step,
     refuse_wrong_kernel,
 )
-from anlit.training.optim.optimizers import OptimizerFactory, parameter_groups
+from anlit.training.optim.optimizers import (
+    OptimizerFactory,
+    name_default_optimizer,
+    parameter_groups,
+)
 from anlit.training.optim.rates import (
     LRFactors,
+    ScaledOptimizer,
     base_rate,
     check_lr_factors,
     rate_factors,
-    scale_rates,
 )
 from anlit.training.optim.schedule import Schedule, ramped
 from anlit.training.optim.step_loss import StepLoss
@@ -108,6 +113,10 @@ class LanguageModel(HostBatches):
     budget_batch: tuple[int, int] | None = None
     """Sequences and tokens of a micro-batch in a run with a budget of tokens."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        name_default_optimizer(cls)
+
     def __init__(
         self,
         decoder_class: Callable[[Any], Any],
@@ -130,6 +139,7 @@ class LanguageModel(HostBatches):
             self.save_hyperparameters(ignore=["decoder_class", "config"], logger=False)
         if not is_made_by_cli(self):  # built in Python: save default settings too
             self.hparams.update(vars(config))
+            self.hparams.pop("optimizer", None)  # a function, which no file can hold
             for name in settings_within(type(self), self.hparams):
                 del self.hparams[name]
         for name, value in vars(config).items():
@@ -146,12 +156,9 @@ class LanguageModel(HostBatches):
         self.step_loss = StepLoss()
         with config.runtime.device():
             self.model = decoder_class(config)
-        factors = dict(lr_factors or {})
-        self.lr_factors = factors
-        transfer = self.model.transfer
-        # A function, which a copy of the model shares: the parser's partial cannot be copied.
-        self.make_optimizer: OptimizerFactory = lambda groups: scale_rates(
-            optimizer(groups), factors, transfer
+        self.lr_factors = dict(lr_factors or {})
+        self.make_optimizer: OptimizerFactory = ScaledOptimizer(
+            optimizer, self.lr_factors, self.model.transfer
         )
 
     @property
@@ -395,7 +402,7 @@ class LanguageModel(HostBatches):
                 "trainer.max_time"
             )
         schedule = ramped(self.schedule, ramp_of(self.trainer))
-        scheduler = LambdaLR(optimizer, lambda step: schedule.factor(step, int(n_steps)))
+        scheduler = LambdaLR(optimizer, partial(schedule.factor, n_steps=int(n_steps)))
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},

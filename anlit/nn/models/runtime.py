@@ -6,15 +6,17 @@ All but float8 leave the results unchanged.
 import ctypes
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anlit.errors import UserError, is_out_of_memory
@@ -134,17 +136,48 @@ class Runtime:
         """
         if compiles:
             _configure_compiler()
+        for number, block in enumerate(decoder.blocks):
+            vars(block).pop("forward", None)  # the replacement of an earlier call
+            recomputes = self.recompute_every > 0 and number % self.recompute_every == 0
+            if compiles or recomputes:
+                block.forward = WrappedForward(block, compiles, recomputes)
+        decoder.compiles_loss = compiles and device_type != "cpu"
+        decoder.compiles_norms = compiles and device_type != "cpu"
+
+
+class WrappedForward:
+    """Runs the forward pass of a block, compiled or with its activations recomputed.
+
+    A copy of the block, deep or pickled, gets one that runs the copy. A compiled function alone
+    would run the first block, with its weights.
+    """
+
+    def __init__(self, block: nn.Module, compiles: bool, recomputes: bool) -> None:
+        self.block = block
+        self.compiles = compiles
+        self.recomputes = recomputes
+        self.run = self._wrap()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "run"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.run = self._wrap()
+
+    def _wrap(self) -> Callable[..., Any]:
+        run: Callable[..., Any] = MethodType(type(self.block).forward, self.block)
         limit: dict[str, Any] = {}
         if TAKES_RECOMPILE_LIMIT:
             limit = {"recompile_limit": RECOMPILE_LIMIT}
-        for number, block in enumerate(decoder.blocks):
-            vars(block).pop("forward", None)  # the replacement of an earlier call
-            if compiles:
-                block.forward = torch.compile(block.forward, dynamic=False, **limit)
-            if self.recompute_every and number % self.recompute_every == 0:
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        decoder.compiles_loss = compiles and device_type != "cpu"
-        decoder.compiles_norms = compiles and device_type != "cpu"
+        if self.compiles:
+            run = torch.compile(run, dynamic=False, **limit)
+        if self.recomputes:
+            run = partial(checkpoint, run, use_reentrant=False)
+        return run
 
 
 def _configure_compiler() -> None:

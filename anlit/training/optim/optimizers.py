@@ -1,5 +1,6 @@
 """Parameter groups with every parameter, and Muon with AdamW in a single optimizer."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,20 @@ from anlit.training.optim.muon import muon_step
 
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 """A function that makes an optimizer from the groups of `parameter_groups`."""
+
+
+def name_default_optimizer(model_class: Any) -> None:
+    """Make the default of a model class's setting `optimizer` a static method `default_optimizer`.
+
+    The parser reads this default only from a lambda, whose name pickle does not find.
+    """
+    constructor = vars(model_class).get("__init__")
+    if not inspect.isfunction(constructor):  # inherited
+        return
+    setting = inspect.signature(constructor).parameters.get("optimizer")
+    if setting is not None and inspect.isfunction(setting.default):
+        model_class.default_optimizer = staticmethod(setting.default)
+        setting.default.__qualname__ = f"{model_class.__qualname__}.default_optimizer"
 
 
 def parameter_groups(model: Decoder) -> list[dict[str, Any]]:

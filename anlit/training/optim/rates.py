@@ -5,7 +5,7 @@
 The schedule multiplies all groups alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,29 @@ def scale_rates(optimizer: Optimizer, factors: LRFactors, transfer: Transfer) ->
         if transfer.has_base and "eps" in group and not is_of_muon(group):
             group["eps"] *= transfer.epsilon_factor(group["name"])
     return optimizer
+
+
+class ScaledOptimizer:
+    """Makes an optimizer of parameter groups and scales its rates, see `scale_rates`.
+
+    A deep copy of a model shares it, because the parser's partial cannot be copied.
+    """
+
+    def __init__(
+        self,
+        make_optimizer: Callable[[Iterable[Any]], Optimizer],
+        factors: LRFactors,
+        transfer: Transfer,
+    ) -> None:
+        self.make_optimizer = make_optimizer
+        self.factors = factors
+        self.transfer = transfer
+
+    def __call__(self, groups: Iterable[Any]) -> Optimizer:
+        return scale_rates(self.make_optimizer(groups), self.factors, self.transfer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ScaledOptimizer":
+        return self
 
 
 def factor_key(group: str) -> str:
