@@ -71,6 +71,7 @@ from anlit.training.callbacks.checkpoints import LastCheckpoint
 from anlit.training.callbacks.run_record import RunRecord
 from anlit.training.data_workers import prepare_data_workers
 from anlit.training.default_folder import default_run_folder
+from anlit.training.devices import check_device_type
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.language_model import LanguageModel
 from anlit.training.lightning_internals import (
@@ -333,6 +334,7 @@ class FitCommand(ConfigurationParser):
             kwargs["logger"] = settings.get("logger") or False
         trainer = super().instantiate_trainer(plugins=trainer_plugins(settings), **kwargs)
         strategy: Strategy = trainer.strategy  # `auto` takes it by the machine
+        check_device_type("--trainer.accelerator", strategy.root_device.type)
         arguments = {"start_method": start_method(strategy)}
         check_strategy(type(strategy).__name__, type(strategy), arguments)
         if isinstance(strategy, DDPStrategy):

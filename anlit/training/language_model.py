@@ -37,6 +37,7 @@ from anlit.nn.models.config import DecoderConfig
 from anlit.nn.models.runtime import allow_compiled_kernels, repays_compiled_blocks
 from anlit.training.checkpoint_record import load_record, refuse_other_tokenizer, write_record
 from anlit.training.data_messages import data_messages, refuse_other_batch
+from anlit.training.devices import check_device_type
 from anlit.training.lightning_internals import (
     HostBatches,
     completes_step,
@@ -172,7 +173,8 @@ class LanguageModel(HostBatches):
         return []
 
     def setup(self, stage: str) -> None:
-        """Raise UserError if the data do not fit the model, or have another tokenizer."""
+        """Raise UserError for another device, or data of another size or tokenizer."""
+        check_device_type("trainer.accelerator", self.trainer.strategy.root_device.type)
         check_fits_model(self.data_module, self, trains=stage == "fit")
         if not self.accept_changes:
             refuse_other_tokenizer(

@@ -22,6 +22,7 @@ from anlit.config.objects import build_from_plain, recorded_name, subclass_named
 from anlit.errors import UserError
 from anlit.io.read import check_content, read_yaml
 from anlit.nn.models.runtime import allow_compiled_kernels, prepare_cpu, without_values
+from anlit.training.devices import check_device_type
 from anlit.training.language_model import LanguageModel
 
 BLOCKS = "model.blocks."
@@ -144,6 +145,7 @@ def find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        check_device_type("--device", torch.device(name).type)
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise UserError(

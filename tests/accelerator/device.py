@@ -14,6 +14,7 @@ from torch.utils import backend_registration
 
 from anlit.nn.kernels import KERNELS
 from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.training.devices import DEVICE_TYPES
 
 NAME = "imaginary"
 CAN_REGISTER = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -37,6 +38,7 @@ def register() -> None:
         KERNELS[name].unsupported_reason = partial(  # type: ignore[attr-defined]
             _reason_on_any_device, KERNELS[name].unsupported_reason
         )
+    DEVICE_TYPES.append(NAME)
     flex_attention._validate_device = lambda *tensors: None  # type: ignore[attr-defined]
 
 
