@@ -26,6 +26,8 @@ NO_COMPILER = re.compile(
 or the compiler does not find Python.h."""
 DATA_LOADER_START = "_get_iterator"
 """The method of DataLoader that starts its workers."""
+SHARED_MEMORY = re.compile(r"unable to [^<>]*</torch_\w+>[^:]*: ([\w ]+) \(\d+\)")
+"""torch's texts if processes cannot share a tensor, with the system's reason."""
 LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited unexpectedly)")
 
 
@@ -75,10 +77,14 @@ def _machine_error(error: BaseException) -> RunError | None:
     if "can't start new thread" in text:
         fix = "raise the limit of processes (ulimit -u)"
         return RunError(f"no further thread can be started: {fix}, {CONTINUE}")
+    shared_memory = SHARED_MEMORY.search(text)
+    if shared_memory:
+        cause = shared_memory[1]
+        return RunError(f"a data worker cannot share a batch ({cause}): {START_FIX}, {CONTINUE}")
     lost_worker = LOST_WORKER.search(text)
     if lost_worker:
         cause = lost_worker[1]
-        fix = "free memory, or lower data.num_workers"
+        fix = "free memory, enlarge /dev/shm, or lower data.num_workers"
         return RunError(f"a process of data.num_workers was lost ({cause}): {fix}, {CONTINUE}")
     if "by peer" in text:  # gloo's message; NCCL aborts the process
         cause = first_cause(error)

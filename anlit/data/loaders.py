@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from anlit.data.batch import Batch
 from anlit.data.streams import BlockStream, Share, TokenBlocks
@@ -17,8 +18,13 @@ from anlit.signals import leave_signals_to_parent, signals_held
 
 START_METHOD = "fork"
 """How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
-START_FIX = "free memory and /dev/shm, raise the limits of processes and open files (ulimit -u, -n)"
-"""What helps if data workers cannot be started."""
+START_FIX = (
+    "free memory, enlarge /dev/shm (a container's --shm-size), raise the limits of processes and "
+    "open files (ulimit -u, -n)"
+)
+"""What helps if data workers cannot be started, or cannot share their batches."""
+# An iterator whose start fails would print a traceback when it is freed: it lacks this attribute.
+_MultiProcessingDataLoaderIter._shutdown = True
 BATCHES_AHEAD = 2
 """Batches that wait in page-locked memory for a GPU."""
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import gc
 import multiprocessing
 import os
 import resource
@@ -245,7 +246,7 @@ def test_every_library_that_finds_no_memory_on_a_gpu_is_explained(message: str) 
         ),
         (
             "lost_worker",
-            "): free memory, or lower data.num_workers, then continue with --ckpt_path last",
+            "): free memory, enlarge /dev/shm, or lower data.num_workers, then continue with",
         ),
         ("no_memory_for_a_tensor", "memory is exhausted ("),
         pytest.param(
@@ -276,6 +277,8 @@ def test_data_workers_that_cannot_be_started_are_named(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
+    tracebacks: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
     if code == errno.ENOSPC:
         monkeypatch.setattr("multiprocessing.synchronize._multiprocessing.SemLock", fail)
     else:
@@ -283,8 +286,37 @@ def test_data_workers_that_cannot_be_started_are_named(
     assert main(fit_arguments(shards, tmp_path, *STEPS, "--data.num_workers=2")) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     reason = f"the 2 processes of data.num_workers cannot be started ({os.strerror(code)})"
-    assert error.startswith(f"anlit: error: {reason}: free memory and /dev/shm, raise the limits")
+    assert error.startswith(f"anlit: error: {reason}: free memory, enlarge /dev/shm (a container")
     assert error.endswith("or set --data.num_workers 0")
+    gc.collect()
+    assert not tracebacks, "torch prints none when it frees the loader"
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback …\n"
+            "RuntimeError: unable to allocate shared memory(shm) for file </torch_19511_178597_0>: "
+            "No space left on device (28)",
+            "No space left on device",
+        ),
+        (
+            "unable to write to file </torch_22_1785978232_0>: No space left on device (28)",
+            "No space left on device",
+        ),
+        (
+            "unable to open shared memory object </torch_2_17_0> in read-write mode: "
+            "Too many open files (24)",
+            "Too many open files",
+        ),
+    ],
+)
+def test_a_batch_that_workers_cannot_share_is_explained(message: str, cause: str) -> None:
+    """Containers have 64 MB of /dev/shm by default. Loaders of users send tensors through it."""
+    sentence = str(run_error(RuntimeError(message)))
+
+    assert f"a data worker cannot share a batch ({cause}): free memory, enlarge" in sentence
 
 
 def test_a_run_that_finished_between_the_first_look_and_the_lock_is_not_overwritten(
