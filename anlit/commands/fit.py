@@ -339,7 +339,7 @@ class FitCommand(ConfigurationParser):
         check_strategy(type(strategy).__name__, type(strategy), arguments)
         if isinstance(strategy, DDPStrategy):
             wrap_on_current_stream(strategy)
-        prepare_data_workers(strategy)
+        prepare_data_workers(trainer)
         return trainer
 
 

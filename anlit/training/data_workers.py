@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning.pytorch.strategies import Strategy
+import lightning as L
 from torch.utils.data import DataLoader
 
 from anlit.data.loaders import START_METHOD
@@ -25,24 +25,25 @@ class WorkerStart:
             self.function(number)
 
 
-def prepare_data_workers(strategy: Strategy) -> None:
+def prepare_data_workers(trainer: L.Trainer) -> None:
     """Let every DataLoader of a run, of a user's data too, start its workers as anlit's do.
 
     A signal to a process group would end the workers, and the run before it has saved. Without
     `multiprocessing_context`, Python 3.14 starts workers without the imports of the run and sends
     them all that the dataset refers to, such as the Trainer.
     """
+    strategy = trainer.strategy
     strategy.process_dataloader = partial(  # type: ignore[method-assign]
-        _process_loader, strategy, strategy.process_dataloader
+        _process_loader, trainer, strategy.process_dataloader
     )
 
 
-def _process_loader(strategy: Strategy, process: Callable[[object], Any], loader: object) -> Any:
+def _process_loader(trainer: L.Trainer, process: Callable[[object], Any], loader: object) -> Any:
     loader = process(loader)
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return loader
     if not isinstance(loader.worker_init_fn, WorkerStart):
-        seed_workers(loader, strategy.global_rank)
+        seed_workers(loader, trainer.global_rank)
         loader.worker_init_fn = WorkerStart(loader.worker_init_fn)
     if loader.multiprocessing_context is None and _has_default_start_method():
         loader.multiprocessing_context = START_METHOD
