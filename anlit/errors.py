@@ -32,6 +32,11 @@ REFUSED_CODES = (errno.EROFS, errno.EACCES, errno.EPERM)
 """Codes of the operating system for a read-only disk and for missing rights."""
 CODE_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 """The code in the message of a library in Rust, such as safetensors."""
+WORKER_FIX = (
+    "free memory, enlarge /dev/shm (a container's --shm-size), raise the limits of processes and "
+    "open files (ulimit -u, -n)"
+)
+"""What helps if worker processes cannot be started, or cannot share their results."""
 PREEMPTED = 75
 """Exit code of a run that has to be started again, EX_TEMPFAIL of sysexits.h."""
 INTERRUPTED = 130

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from anlit.checkpoints.writing import first_cause
-from anlit.data.loaders import START_FIX
 from anlit.errors import (
     FULL_DISK_CODES,
     RUN_FOLDER,
+    WORKER_FIX,
     RunError,
     UserError,
     error_chain,
@@ -54,7 +54,7 @@ def _worker_start_error(error: BaseException) -> RunError | None:
     if all(frame.name != DATA_LOADER_START for frame in frames):
         return None
     if isinstance(error, OSError):
-        return RunError(f"a data worker cannot be started ({error.strerror}): {START_FIX}")
+        return RunError(f"a data worker cannot be started ({error.strerror}): {WORKER_FIX}")
     if "pickle" in str(error):
         fix = "define it at the top of a module, or leave multiprocessing_context out"
         return RunError(f"a data worker cannot be sent what its DataLoader has ({error}): {fix}")
@@ -80,7 +80,7 @@ def _machine_error(error: BaseException) -> RunError | None:
     shared_memory = SHARED_MEMORY.search(text)
     if shared_memory:
         cause = shared_memory[1]
-        return RunError(f"a data worker cannot share a batch ({cause}): {START_FIX}, {CONTINUE}")
+        return RunError(f"a data worker cannot share a batch ({cause}): {WORKER_FIX}, {CONTINUE}")
     lost_worker = LOST_WORKER.search(text)
     if lost_worker:
         cause = lost_worker[1]

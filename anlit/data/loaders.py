@@ -13,16 +13,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from anlit.data.batch import Batch
 from anlit.data.streams import BlockStream, Share, TokenBlocks
-from anlit.errors import RunError, UserError
+from anlit.errors import WORKER_FIX, RunError, UserError
 from anlit.signals import leave_signals_to_parent, signals_held
 
 START_METHOD = "fork"
 """How data workers start, whatever Python's default: forked, in 0.01 s and with all imports."""
-START_FIX = (
-    "free memory, enlarge /dev/shm (a container's --shm-size), raise the limits of processes and "
-    "open files (ulimit -u, -n)"
-)
-"""What helps if data workers cannot be started, or cannot share their batches."""
 # An iterator whose start fails would print a traceback when it is freed: it lacks this attribute.
 _MultiProcessingDataLoaderIter._shutdown = True
 BATCHES_AHEAD = 2
@@ -85,7 +80,7 @@ class Loader:
                 raise
             raise RunError(
                 f"the {self.num_workers} processes of data.num_workers cannot be started "
-                f"({error.strerror}): {START_FIX}, or set --data.num_workers 0"
+                f"({error.strerror}): {WORKER_FIX}, or set --data.num_workers 0"
             ) from error
 
 

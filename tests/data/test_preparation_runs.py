@@ -331,6 +331,30 @@ def test_a_worker_that_is_killed(recipe: Recipe, finished: Path, out: Path, monk
     assert_makes(out, recipe, finished, workers=2)
 
 
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("multiprocessing.synchronize._multiprocessing.SemLock", errno.ENOSPC),
+        ("multiprocessing.synchronize._multiprocessing.SemLock", errno.ENOENT),
+        ("os.fork", errno.EAGAIN),
+    ],
+    ids=["a full /dev/shm", "no /dev/shm", "no process"],
+)
+def test_workers_that_cannot_be_started(
+    recipe: Recipe, finished: Path, out: Path, monkeypatch, call: str, code: int
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(call, fail)
+        message = rf"2 processes of --workers cannot be started \({os.strerror(code)}\): free mem"
+        with pytest.raises(RunError, match=message):
+            make(out, recipe, workers=2)
+
+    assert_makes(out, recipe, finished, workers=2)
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(
     ("number", "workers", "code"),

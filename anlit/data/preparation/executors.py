@@ -21,7 +21,7 @@ from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.tasks import Job, Task
 from anlit.data.storage.manifest import TASKS
-from anlit.errors import UserError, install_advice
+from anlit.errors import WORKER_FIX, RunError, UserError, install_advice
 from anlit.reporting.text import say
 from anlit.signals import leave_signals_to_parent, signals_held
 
@@ -119,9 +119,18 @@ def _processes(workers: int) -> Iterator[Executor]:
     """Yield worker processes. After an error they finish their tasks. A signal kills them."""
     # Forked, they start in 0.1 s, spawned in seconds; they use nothing but files and tokenizers.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(
-        workers, context, initializer=_start_worker, initargs=(os.getpid(),)
-    ) as pool:
+    try:
+        executor = ProcessPoolExecutor(
+            workers, context, initializer=_start_worker, initargs=(os.getpid(),)
+        )
+        with signals_held():
+            executor.submit(int)  # the first task starts all processes
+    except OSError as error:
+        raise RunError(
+            f"the {workers} processes of --workers cannot be started ({error.strerror}): "
+            f"{WORKER_FIX}, or give --workers 1"
+        ) from error
+    with executor as pool:
         try:
             yield pool
         except KeyboardInterrupt:
