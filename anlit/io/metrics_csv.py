@@ -1,18 +1,20 @@
 """Reads metrics.csv, the rows that a run logs. The file may be damaged, or be written right now."""
 
 import csv
-import io
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from anlit.io.read import decode, read_bytes, read_error
+from anlit.io.read import open_file, read_error
 
 STEP = re.compile(r"(-?\d{1,18}(\.\d*)?)?")
 """The step of a row of metrics.csv. A user's callback may log none, or a step of its own."""
 LEAVE_OUT = "repair the file or leave the run out"
+LONGEST_LINE = 2**24
+"""Bytes of the longest line of metrics.csv. Such a line has half a million columns."""
 
 
 class Row(dict[str, str]):
@@ -24,34 +26,42 @@ class Row(dict[str, str]):
         """The line of the file in which the row begins, counted from 1."""
 
 
-def read_rows(path: str | Path, last_bytes: int | None = None) -> list[Row]:
-    """Return the rows of metrics.csv. With `last_bytes` only the rows there are read and counted.
+def read_rows(path: str | Path, last_bytes: int | None = None) -> Iterator[Row]:
+    """Yield the rows of metrics.csv, one by one: a long run's file is larger than memory.
 
-    A last line without a line end is left out: it is of a run that writes, or was killed. Raises
-    UserError, with file and line, if another line does not fit the header or has no step.
+    With `last_bytes` only the rows there are read and counted. A last line without a line end is
+    left out: it is of a run that writes, or was killed. Raises UserError, with file and line, if
+    another line does not fit the header or has no step.
     """
     try:
-        if last_bytes is not None and Path(path).stat().st_size > last_bytes:
-            return _parse_rows(_read_end(path, last_bytes))
-        return _parse_rows(read_bytes(path))
+        with open_file(path) as file:
+            yield from _parse_rows(_read_lines(file, last_bytes))
     except (OSError, ValueError) as error:
         raise read_error(path, error, LEAVE_OUT) from error
 
 
-def _read_end(path: str | Path, n_bytes: int) -> bytes:
-    """Return the first line of a file, and the whole lines in its last bytes."""
-    with Path(path).open("rb") as file:
-        header = file.readline(n_bytes)
-        file.seek(-n_bytes, os.SEEK_END)
-        _, _, whole_lines = file.read().partition(b"\n")
-    return header + whole_lines
+def _read_lines(file: BinaryIO, last_bytes: int | None) -> Iterator[str]:
+    """Yield the whole lines of a file: all, or the first and those in the last bytes."""
+    n_bytes = os.fstat(file.fileno()).st_size
+    number = 0
+    while line := file.readline(LONGEST_LINE):
+        number += 1
+        if not line.endswith(b"\n"):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"line {number} has more than {LONGEST_LINE:,} bytes")
+            return
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number} is not text in UTF-8") from error
+        if number == 1 and last_bytes is not None and file.tell() < n_bytes - last_bytes:
+            file.seek(n_bytes - last_bytes)
+            file.readline(LONGEST_LINE)  # the rest of a line
 
 
-def _parse_rows(content: bytes) -> list[Row]:
-    """Return the rows of CSV. Raise ValueError with the line that is not a row."""
-    complete_lines = content[: content.rfind(b"\n") + 1]
-    reader = csv.reader(io.StringIO(decode(complete_lines), newline=""), strict=True)
-    rows: list[Row] = []
+def _parse_rows(lines: Iterator[str]) -> Iterator[Row]:
+    """Yield the rows of CSV. Raise ValueError with the line that is not a row."""
+    reader = csv.reader(lines, strict=True)
     line = 1
     try:
         header = next(reader, [])
@@ -60,11 +70,10 @@ def _parse_rows(content: bytes) -> list[Row]:
         line = reader.line_num + 1
         for cells in reader:
             if cells:
-                rows.append(_parse_row(header, cells, line))
+                yield _parse_row(header, cells, line)
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"line {line}: {error}") from error
-    return rows
 
 
 def _parse_row(header: list[str], cells: list[str], line: int) -> Row:

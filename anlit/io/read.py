@@ -11,7 +11,7 @@ Size, depth and the expansion of aliases are limited. The content is checked aga
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -29,10 +29,15 @@ def read_text(path: str | Path) -> str:
     return decode(read_bytes(path))
 
 
-def read_bytes(path: str | Path) -> bytes:
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for a pipe or a folder."""
     if Path(path).exists() and not Path(path).is_file():
         raise OSError(0, "it is not a regular file")
-    with Path(path).open("rb") as file:
+    return Path(path).open("rb")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    with open_file(path) as file:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
         raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes")

@@ -353,8 +353,10 @@ def _read_validation(path: Path) -> tuple[Curve, float | None]:
     """
     points: list[list[float]] = []
     for row in read_rows(path) if path.exists() else []:
+        if not row.get("val/loss"):
+            continue
         point = [parse_cell(row, column, path) for column in VALIDATION_COLUMNS]
-        if np.isfinite(point[0]) and row.get("val/loss"):
+        if math.isfinite(point[0]):
             while points and points[-1][0] >= point[0]:
                 points.pop()
             points.append(point)

@@ -179,7 +179,7 @@ def last_numbers(path: Path, n_bytes: int | None = TAIL_BYTES) -> dict[str, floa
     """
     numbers = {}
     try:
-        rows = read_rows(path, n_bytes)[::-1] if path.exists() else []
+        rows = [*read_rows(path, n_bytes)][::-1] if path.exists() else []
         for column in LOGGED_COLUMNS:
             numbers[column] = last_number(rows, column, path)
     except UserError:

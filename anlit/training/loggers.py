@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +66,39 @@ class MetricsCSV(Logger):
             csv.DictWriter(file, self._columns).writerows(self.unwritten)
         self.unwritten = []
 
-    def rewrite(self, end_step: float = math.inf, more_columns: Iterable[str] = ()) -> list[Row]:
-        """Write the rows of steps (from 0) below `end_step` anew, and return them.
+    def rewrite(
+        self,
+        end_step: float = math.inf,
+        more_columns: Iterable[str] = (),
+        first_returned: float = math.inf,
+    ) -> list[Row]:
+        """Write the rows of steps (from 0) below `end_step` anew. Columns may be added.
 
-        A kill at any moment loses no row.
+        Returns the written rows from step `first_returned` on. All rows of a long run would fill
+        the memory. A kill at any moment loses no row.
         """
-        rows = read_rows(self.path) if self.path.is_file() else []
-        columns = set(more_columns)
-        if rows:
-            columns.update(rows[0])
+        returned = []
+        columns = self._read_columns().union(more_columns)
         self._columns = sorted(columns)
-        rows = [row for row in rows if parse_cell(row, "step", self.path) < end_step]
         if self._columns:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as partial, partial.open("w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns)
                 writer.writeheader()
-                writer.writerows(rows)
-        return rows
+                for row in self._read_rows():
+                    step = parse_cell(row, "step", self.path)
+                    if step < end_step:
+                        writer.writerow(row)
+                        if step >= first_returned:
+                            returned.append(row)
+        return returned
+
+    def _read_columns(self) -> set[str]:
+        """The columns of the file; empty without a row."""
+        return set(next(self._read_rows(), ()))
+
+    def _read_rows(self) -> Iterator[Row]:
+        return read_rows(self.path) if self.path.is_file() else iter(())
 
 
 def log_settings(logger: Logger, settings: dict[str, Any]) -> None:
@@ -171,7 +186,8 @@ class MetricsOnResume(L.Callback):
         It has them if the run was continued before, from another checkpoint of the same time.
         Returns whether the file had the last step's row already.
         """
-        rows = logger.rewrite(end_step=step)
+        steps = [row["step"] for row in self._unwritten]
+        rows = logger.rewrite(end_step=step, first_returned=min([step - 1, *steps]))
         for row in self._unwritten:
             if not _has_row(rows, row):
                 metrics = dict(row)

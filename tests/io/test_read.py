@@ -299,7 +299,7 @@ def test_a_line_that_is_no_row_of_metrics_is_named(
     path.write_bytes(b"step,val/loss\r\n1,2.5\r\n" + line + b"3,2.4\r\n")
 
     with pytest.raises(UserError) as refused:
-        read_rows(path)
+        list(read_rows(path))
 
     assert f"{path} cannot be read ({reason})" in str(refused.value)
 
@@ -308,14 +308,14 @@ def test_a_line_that_is_no_row_of_metrics_is_named(
 def test_a_row_may_have_a_step_of_a_users_callback(step: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(f"step,own\n{step},2.5\n")
 
-    assert read_rows(tmp_path / "metrics.csv") == [{"step": step, "own": "2.5"}]
+    assert list(read_rows(tmp_path / "metrics.csv")) == [{"step": step, "own": "2.5"}]
 
 
 @pytest.mark.parametrize("torn", [b"3,2.4", b"3", b"3,2.4\r", b"\0\0\xff"])
 def test_a_line_that_is_not_complete_is_left_out(torn: bytes, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_bytes(b"step,val/loss\n1,2.5\n" + torn)
 
-    assert read_rows(tmp_path / "metrics.csv") == [{"step": "1", "val/loss": "2.5"}]
+    assert list(read_rows(tmp_path / "metrics.csv")) == [{"step": "1", "val/loss": "2.5"}]
 
 
 @pytest.mark.parametrize(("text", "value"), [

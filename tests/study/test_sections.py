@@ -16,6 +16,7 @@ from anlit.study.plan import Study
 from anlit.study.report import write_report
 from anlit.study.sections import loss_gap, trend, tried_losses
 from anlit.study.sections.axes import loss_range
+from anlit.study.sections.dynamics import columns_of_metrics
 from anlit.study.sections.registry import check_sections
 from tests.compare.reports import t_interval
 from tests.study.conftest import (
@@ -428,3 +429,9 @@ def test_mistakes_in_sections_are_told(folder: Path, section: Any, message: str)
 
     with pytest.raises(UserError, match=message):
         write_report(results(study))
+
+
+def test_the_deepest_layer_of_a_model_of_a_hundred_layers_is_found() -> None:
+    columns = columns_of_metrics(["step", "hidden/layer_99/norm", "hidden/layer_125/norm"])
+
+    assert columns["hidden/last/norm"] == "hidden/layer_125/norm"

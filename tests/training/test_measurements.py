@@ -81,7 +81,7 @@ def train_observed(
     fit(model, 4, accumulate=2, **settings)
     assert not first_block.training
     assert second_block.training
-    return trajectory, model.state_dict(), read_rows(logger.path)
+    return trajectory, model.state_dict(), list(read_rows(logger.path))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

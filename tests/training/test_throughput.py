@@ -131,7 +131,7 @@ def test_tokens_are_counted_beyond_the_integers_of_float32(tmp_path: Path) -> No
 
     trainer.fit(tiny(GPT), batches(8, 16), batches(4, 16))
 
-    rows = read_rows(logger.path)
+    rows = list(read_rows(logger.path))
     after_a_step = earlier_tokens + 64
     after_two_steps = earlier_tokens + 128
     assert numbers_in(rows, "train/tokens") == [after_a_step, after_two_steps]

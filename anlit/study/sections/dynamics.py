@@ -1,7 +1,7 @@
 """The section `dynamics`: the loss, and the metrics of `TrainingDynamics`, over training."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +93,11 @@ def dynamics(results: StudyResults, options: dict[str, Any]) -> list[str]:
 def read_metrics(run: Run) -> Metrics:
     """Read the metrics of the panels that a run logged."""
     path = run.folder / METRICS
-    rows = read_rows(path) if path.exists() else []
-    names = rows[0] if rows else ()
-    layers = [name.split("/")[1] for name in names if name.startswith("hidden/")]
-    deepest = max(layers, default=LAST_LAYER)  # `layer_00` … have two digits, so text order will do
     metrics: Metrics = {}
-    for name in AXIS_LABELS:
-        column = name.replace(LAST_LAYER, deepest)
-        if name == INDUCTION_GAIN:
-            column = "copying/second"
-        for row in rows:
+    columns: dict[str, str] = {}
+    for row in read_rows(path) if path.exists() else []:
+        columns = columns or columns_of_metrics(row)
+        for name, column in columns.items():
             if not row.get(column):
                 continue
             value = parse_cell(row, column, path)
@@ -112,6 +107,15 @@ def read_metrics(run: Run) -> Metrics:
             step = parse_cell(row, "step", path) + 1
             metrics.setdefault(name, {})[step] = value
     return metrics
+
+
+def columns_of_metrics(names: Iterable[str]) -> dict[str, str]:
+    """The column that each metric is read from, from all columns of a file."""
+    layers = [name.split("/")[1] for name in names if name.startswith("hidden/")]
+    # Numbers have two digits, or three from 100 layers on.
+    deepest = max(layers, default=LAST_LAYER, key=lambda layer: (len(layer), layer))
+    columns = {name: name.replace(LAST_LAYER, deepest) for name in AXIS_LABELS}
+    return columns | {INDUCTION_GAIN: "copying/second"}
 
 
 def mean_over_seeds(seeds: Sequence[Metrics]) -> Metrics:
