@@ -20,6 +20,8 @@ WINDOW_TOKENS = 2**29
 """Tokens that are shuffled together."""
 MOST_WINDOW_BLOCKS = 2**20
 """A permutation of this length takes 40 ms and 8 MB."""
+MOST_EXACT_DRAWS = 2**31
+"""The product of two numbers up to this one fits 64 bits."""
 PERIOD = 10_000
 """Draws in which a mixture holds its weights exactly."""
 ChunkTokens = Mapping[str, Sequence[Sequence[int]]]
@@ -53,9 +55,11 @@ def deal_evenly(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np
     each draw, and how many earlier draws that array had, both (n,) int64.
     """
     arrays = np.full(len(draws), len(sizes) - 1)
-    # The arrays take their draws in turn. `position` counts the draws not yet taken.
-    position = draws.astype(np.int64)
     total = int(sum(sizes))
+    # Products of a draw and a size may need more than 64 bits, which Python's integers have.
+    number_type = np.int64 if total < MOST_EXACT_DRAWS else object
+    # The arrays take their draws in turn. `position` counts the draws not yet taken.
+    position = draws.astype(number_type)
     is_open = np.ones(len(draws), dtype=bool)
     earlier_draws = position
     for number, size in enumerate(sizes[:-1]):
@@ -66,7 +70,7 @@ def deal_evenly(draws: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np
         is_open &= ~takes
         position = position - n_taken
         total -= size
-    return arrays, np.where(is_open, position, earlier_draws)
+    return arrays, np.where(is_open, position, earlier_draws).astype(np.int64)
 
 
 class _Pass(NamedTuple):

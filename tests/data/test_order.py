@@ -16,7 +16,7 @@ import pytest
 
 from anlit.data.loaders import ResumableLoader
 from anlit.data.mixture import Mixture
-from anlit.data.order import BlockOrder
+from anlit.data.order import BlockOrder, deal_evenly
 from anlit.errors import UserError
 from tests.data.modules import all_blocks, blocks_of, counted, ready
 from tests.data.prepared import random_tokens, write_prepared
@@ -187,6 +187,25 @@ def test_a_subset_without_a_weight_is_left_out(corpus: Corpus, shuffle: bool) ->
 
     assert without_weight == with_weight_0
     assert without_weight["code"] == []
+
+
+SIZES_OF_TRILLIONS = [5_000_000_000, 1_999_999_999, 3]
+"""Blocks of 2,048 tokens in the subsets of a corpus of 14 trillion tokens."""
+
+
+def test_subsets_of_trillions_of_tokens_are_dealt_out_by_exact_numbers() -> None:
+    """After any number of draws, a subset has had its share of them, up to two draws."""
+    total = sum(SIZES_OF_TRILLIONS)
+    for first in (0, 10**9, 3 * 10**9, total - 1000):
+        draws = np.arange(first, first + 1000)
+
+        arrays, earlier_draws = deal_evenly(draws, SIZES_OF_TRILLIONS)
+
+        for array, size in enumerate(SIZES_OF_TRILLIONS):
+            is_drawn = arrays == array
+            shares = [draw * size // total for draw in draws[is_drawn].tolist()]
+            assert np.abs(earlier_draws[is_drawn] - np.array(shares)).max(initial=0) <= 2
+            assert (np.diff(earlier_draws[is_drawn]) == 1).all()
 
 
 @pytest.mark.parametrize(
