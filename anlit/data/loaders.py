@@ -250,6 +250,10 @@ class ResumableData(L.LightningDataModule):
         return self._share(1).rank == 0
 
     @property
+    def _is_first_of_machine(self) -> bool:
+        return self.trainer is None or self.trainer.local_rank == 0
+
+    @property
     def _is_on_gpu(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 

@@ -71,6 +71,7 @@ def ready(
     ranks: int = 1,
     model: dict[str, int] | None = None,
     kind: Any = TokenShards,
+    local_rank: int = 0,
     **changes: Any,
 ) -> Any:
     """Return a DataModule after setup.
@@ -81,6 +82,7 @@ def ready(
     if ranks > 1 or model is not None:
         data.trainer = SimpleNamespace(
             lightning_module=SimpleNamespace(**model or {}),
+            local_rank=local_rank,
             distributed_sampler_kwargs={"rank": rank, "num_replicas": ranks},
             accumulate_grad_batches=1,
             limit_val_batches=1.0,

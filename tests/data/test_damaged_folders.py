@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from anlit.data.storage.manifest import checked_path
+from anlit.data.storage.shards import check_chunks
 from anlit.errors import UserError
 from tests.data.modules import ready
 from tests.data.reader import edit, read_json
@@ -156,3 +157,27 @@ def test_an_unfinished_preparation_has_to_be_continued(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"preparation of .* is not finished: repeat its command"):
         ready(str(tmp_path))
+
+
+def test_one_device_of_each_machine_looks_at_the_chunks(shards_copy: Path) -> None:
+    """The ninth device is the first of the second machine, whose copy lacks a chunk."""
+    (shards_copy / CHUNK).unlink()
+
+    ready(str(shards_copy), rank=9, ranks=16, local_rank=1)
+
+    with pytest.raises(UserError, match=r"chunk-0-0\.bin is damaged \(it is missing\)"):
+        ready(str(shards_copy), rank=8, ranks=16, local_rank=0)
+
+
+def test_the_sizes_of_chunks_are_known_without_opening_them(shards_copy: Path, monkeypatch) -> None:
+    """A file server answers one request per chunk, of which a corpus may have 100,000."""
+    arrays = ready(str(shards_copy)).arrays_of_split("train")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("opened")
+
+    for name in ("builtins.open", "io.open", "os.open"):
+        monkeypatch.setattr(name, refuse)
+
+    for array in arrays:
+        check_chunks(array)
