@@ -331,16 +331,17 @@ class LanguageModel(HostBatches):
         return rates
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.step_loss.begin_micro_batch()
         grow(self._warm_starts, self.trainer.global_step + 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the objective of a micro-batch, and log a loss.
+        """Return the objective of a micro-batch, a mean over counted tokens, and log a loss.
 
         The last micro-batch of a step logs the step's loss. Others log their own loss.
         """
         loss, objective = self.loss_of(batch, self.z_loss)
         loss = loss.detach()
-        objective = self.step_loss.add(loss, objective, batch.targets)
+        self.step_loss.add(loss, batch.targets)
         if completes_step(self.trainer):
             loss = self.step_loss.finish(self.trainer.accumulate_grad_batches)
             step = self.trainer.global_step + 1
@@ -350,6 +351,10 @@ class LanguageModel(HostBatches):
         self.log("train/loss", loss)
         self._loss = loss
         return objective
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate what `training_step` returned, weighed by the counted tokens."""
+        super().backward(self.step_loss.weigh(loss), *args, **kwargs)
 
     def on_train_end(self) -> None:
         if self.step_loss.has_no_target():

@@ -89,11 +89,9 @@ class LossGuard(L.Callback):
                 "LossGuard needs the gradient norm: set trainer.gradient_clip_algorithm to norm"
             )
 
-    def on_before_backward(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
-    ) -> None:
+    def on_before_backward(self, trainer: L.Trainer, pl_module: Any, loss: Tensor) -> None:
         """Sum the micro-batches' shares of the step's loss; see `StepLoss`."""
-        self._loss = loss.detach() + self._loss
+        self._loss = loss.detach() * pl_module.step_loss.weight + self._loss
 
     def on_gradient_norm(self, trainer: L.Trainer, pl_module: Any, norm: Tensor) -> None:
         """Check the step, after all micro-batches and before the optimizer's step."""

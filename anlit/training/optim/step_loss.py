@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, distributed, nn
 
+from anlit.errors import UserError
 from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.nn.layers.sharded import local_tensor
 
@@ -17,11 +18,14 @@ class StepLoss:
     mean over tokens. The epoch's end may cut a step short after n < N micro-batches. Then its
     gradients are multiplied by N/n.
 
-    The numbers of counted tokens may differ (`counts_vary`). Then the backward pass takes the sum
-    over tokens divided by a constant K. This `unit` is the context length, which keeps gradients
-    near their usual size. Gradients are then multiplied by K·N·R / C. C counts the tokens in all
-    micro-batches of all ranks. This costs one all-reduce of two numbers a step. The host does not
-    wait for the device.
+    The numbers of counted tokens may differ (`counts_vary`). Then the backward pass weighs a
+    micro-batch of c counted tokens by c/K. The constant K, `unit`, is the context length, which
+    keeps gradients near their usual size. Gradients are then multiplied by K·N·R / C. C counts the
+    tokens in all micro-batches of all ranks. This costs one all-reduce of two numbers a step. The
+    host does not wait for the device.
+
+    So a micro-batch has the share c/C in the step, and the shares sum to 1. A term that a subclass
+    adds to the objective has the same shares.
     """
 
     def __init__(self, counts_vary: bool = False, unit: int = 1) -> None:
@@ -29,6 +33,10 @@ class StepLoss:
         self.unit = unit
         self.factor: Tensor | float = 1.0
         """The factor of the finished step's gradients; 0-d or a number."""
+        self.weight: Tensor | float = 1.0
+        """c/K of the current micro-batch; 0-d or a number."""
+        self._is_added = False
+        """Whether the loss of the current micro-batch is in the sum."""
         self._n_targets: Tensor | None = None
         """Counted tokens in all finished steps; None if the counts do not vary."""
         self._losses: Tensor | None = None
@@ -37,22 +45,38 @@ class StepLoss:
         """Counted tokens in the current step on this rank."""
         self._n_micro_batches = 0
 
-    def add(self, loss: Tensor, objective: Tensor, targets: Tensor) -> Tensor:
-        """Add a micro-batch, and return the objective to differentiate, 0-d.
+    def begin_micro_batch(self) -> None:
+        """Expect the loss of the next micro-batch."""
+        self._is_added = False
+
+    def add(self, loss: Tensor, targets: Tensor) -> None:
+        """Add a micro-batch's loss.
 
         Args:
             loss: The mean over counted tokens, without gradient.
-            objective: The loss with the z-loss.
             targets: (B, T), −100 for a token that does not count.
+
+        Raises:
+            UserError: It is the second loss of a micro-batch.
         """
+        if self._is_added:
+            raise UserError(
+                "a subclass calls super().training_step twice for a batch, which would count it "
+                "twice: take self.loss_of(batch)[1] for a second loss"
+            )
+        self._is_added = True
         self._n_micro_batches += 1
         if self.counts_vary:
             n_counted = (targets != IGNORE_INDEX).sum().to(loss)
             loss = loss * n_counted
-            objective = objective * (n_counted / self.unit)
+            self.weight = n_counted / self.unit
             self._n_counted = n_counted if self._n_counted is None else self._n_counted + n_counted
         self._losses = loss if self._losses is None else self._losses + loss
-        return objective
+
+    def weigh(self, objective: Tensor) -> Tensor:
+        """Return the current micro-batch's objective for the backward pass, 0-d."""
+        self._is_added = False
+        return objective * self.weight if self.counts_vary else objective
 
     def finish(self, accumulate_grad_batches: int) -> Tensor:
         """Set `factor` after the last micro-batch, and return the mean loss, 0-d.
@@ -93,4 +117,5 @@ class StepLoss:
         for parameter in parameters:
             if parameter.grad is not None:
                 gradients.append(local_tensor(parameter.grad))
-        torch._foreach_mul_(gradients, self.factor)
+        if gradients:  # none if a subclass skips the step
+            torch._foreach_mul_(gradients, self.factor)

@@ -19,6 +19,7 @@ from tests.nn.models.tiny import (
     Logged,
     adamw,
     fit,
+    next_token_loss,
     random_tokens,
     tiny,
 )
@@ -95,6 +96,71 @@ def test_a_step_that_the_end_of_the_epoch_cuts_short_takes_the_mean_of_its_micro
     expected_weights, _ = train(GPT, 4, score_first_token, accumulate=1, **one_step)
 
     assert_same_weights(weights, expected_weights)
+
+
+class WithTerms(GPT):
+    """Adds a penalty of weights, and a mean over counted tokens, to anlit's objective."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        objective = super().training_step(batch, batch_idx)
+        is_counted = batch.targets != IGNORE_INDEX
+        return objective + penalty(self) + mean_square(self, batch, is_counted)
+
+
+def penalty(model: Any) -> torch.Tensor:
+    return 0.5 * model.model.head.weight.square().sum()
+
+
+def mean_square(model: Any, batch: Any, is_counted: torch.Tensor) -> torch.Tensor:
+    return model(batch.tokens, batch.document_ids)[is_counted].square().mean()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("score_first_token", [False, True])
+def test_terms_after_anlits_training_step_count_as_in_a_single_batch(
+    batch_size: int, score_first_token: bool
+) -> None:
+    """The change of weights by SGD is the gradient of the naive objective."""
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    collate_fn = partial(collate, score_first_token=score_first_token)
+    sequences = blocks()[:N_SEQUENCES]
+    model = tiny(WithTerms, optimizer=sgd, schedule=CONSTANT).double()
+    initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    whole = collate_fn(sequences)
+    is_counted = whole.targets != IGNORE_INDEX
+    loss, _ = next_token_loss(model(whole.tokens, whole.document_ids), whole.targets)
+    naive = loss + penalty(model) + mean_square(model, whole, is_counted)
+    gradients = torch.autograd.grad(naive, list(model.parameters()))
+
+    loader = DataLoader(sequences, batch_size, collate_fn=collate_fn)
+    settings = {"precision": "64-true", "gradient_clip_val": None}
+    fit(model, 1, accumulate=N_SEQUENCES // batch_size, loader=loader, **settings)
+
+    changes = {}
+    expected = {}
+    for (name, weight), gradient in zip(model.named_parameters(), gradients, strict=True):
+        changes[name] = initial[name] - weight.detach()
+        expected[name] = gradient
+    torch.testing.assert_close(changes, expected, rtol=0, atol=1e-10)
+
+
+def test_anlits_training_step_is_refused_twice_for_a_batch() -> None:
+    class Twice(GPT):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            first = super().training_step(batch, batch_idx)
+            return first + super().training_step(batch, batch_idx)
+
+    with pytest.raises(UserError, match=r"super\(\)\.training_step twice for a batch"):
+        fit(tiny(Twice), 1)
+
+
+def test_a_batch_that_a_subclass_skips_is_no_second_call() -> None:
+    class Skipping(GPT):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+            objective = super().training_step(batch, batch_idx)
+            return None if batch_idx == 0 else objective
+
+    assert fit(tiny(Skipping), 2).trainer.fit_loop.epoch_loop.total_batch_idx == 1
 
 
 def test_the_guard_judges_the_loss_of_the_step() -> None:
