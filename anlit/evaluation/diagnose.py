@@ -48,7 +48,7 @@ from anlit.nn.layers.cross_entropy import IGNORE_INDEX
 from anlit.reporting.table import NONE, Table
 from anlit.reporting.text import literal, minus, say
 from anlit.training.callbacks.dynamics import copying
-from anlit.training.load_model import Checkpoint
+from anlit.training.load_model import Checkpoint, draw_anew
 
 MAX_BATCH_TOKENS = 4096
 """Tokens in a batch of short sequences: enough for efficient matrix products."""
@@ -123,9 +123,7 @@ class Diagnose(Evaluation):
         decoder = checkpoint.model.model
         batches = list(complete_sequences(data, length, self.settings.tokens))
         trained = _norms_and_scores(checkpoint, batches, length)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(UNTRAINED_SEED)
-            decoder.reset_parameters()
+        draw_anew(checkpoint, UNTRAINED_SEED)
         return {
             "length": length,
             "assumes_unit_norms": assumes_unit_norms(decoder),

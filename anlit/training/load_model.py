@@ -211,6 +211,20 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
     return model
 
 
+def draw_anew(checkpoint: Checkpoint, seed: int) -> None:
+    """Give the model of a checkpoint the initial values of a new model of its settings.
+
+    The constructor draws them. It also sets parameters of a user's modules that have no
+    `reset_parameters`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        kind = type(checkpoint.model)
+        new_model = build_from_plain(kind, checkpoint.settings, f"{checkpoint.file}: model")
+        new_model.configure_model()
+    checkpoint.model.load_state_dict(new_model.state_dict())
+
+
 def _is_known_class(module: Any) -> bool:
     """Whether the module is of anlit or torch. It then has no tensors but its weights."""
     return type(module).__module__.startswith(("anlit.", "torch."))

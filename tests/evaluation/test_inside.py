@@ -1,5 +1,6 @@
 """Norms and scores inside a model: against sums token by token in float64, and known laws."""
 
+import copy
 import math
 from collections import defaultdict
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 from scipy import stats
+from torch import nn
 from torch.nn.functional import silu
 
 from anlit import GPT, NGPT, AnGPT, ScaleInvariant
@@ -26,7 +28,12 @@ from anlit.evaluation.score_distribution import (
 from anlit.evaluation.settings import DiagnoseSettings
 from anlit.nn.attention.statistics import Range, ranges
 from anlit.nn.layers.norms import nu_activation, nu_linear
+from anlit.nn.models.gpt import GPTBlock, GPTDecoder
+from anlit.training.load_model import draw_anew
+from tests.data.prepared import VOCABULARY
+from tests.evaluation.saved import LENGTH as LENGTH_OF_RUN
 from tests.evaluation.saved import load_with_data, make_run, small
+from tests.nn.models.tiny import tiny
 
 LENGTH = 24
 N_SEQUENCES = 3
@@ -284,6 +291,49 @@ def test_the_untrained_model_has_the_same_settings_and_initial_weights(
     assert record["assumes_unit_norms"]
     assert untrained[0] == pytest.approx(1, abs=1e-5)
     assert trained[1] != untrained[1]
+
+
+class GatedBlock(GPTBlock):
+    """Has a parameter of its own, without `reset_parameters`."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(config, layer)
+        self.gate = nn.Parameter(torch.ones(config.d_model))
+
+    def forward(self, h: torch.Tensor, *shared: Any) -> torch.Tensor:
+        return self.gate * super().forward(h, *shared)
+
+
+class GatedDecoder(GPTDecoder):
+    """Draws its head otherwise than GPT+."""
+
+    block_class = GatedBlock
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        with torch.no_grad():
+            self.head.weight.fill_(0.25)
+
+
+class Gated(GPT):
+    decoder_class = GatedDecoder
+
+
+@pytest.mark.parametrize("architecture", [GPT, AnGPT, Gated])
+def test_a_model_drawn_anew_has_the_values_of_a_new_model(
+    architecture: Any, data: Path, tmp_path: Path
+) -> None:
+    checkpoint, _ = load_with_data(make_run(tmp_path / "run", data, architecture))
+    trained = copy.deepcopy(checkpoint.model.state_dict())
+
+    draw_anew(checkpoint, seed=3)
+
+    settings = {"vocab_size": VOCABULARY, "context_length": LENGTH_OF_RUN, "n_layers": 1}
+    new_model = tiny(architecture, seed=3, attention=ScaleInvariant(), **settings)
+    expected = new_model.state_dict()
+    for name, values in checkpoint.model.state_dict().items():
+        assert values.equal(expected[name]), name
+        assert not values.equal(trained[name]), name
 
 
 def test_the_length_is_the_longest_that_training_has_seen(record: Record) -> None:
