@@ -24,6 +24,7 @@ from anlit.errors import (
     Preempted,
     UserError,
     disk_error,
+    encoding_error,
     report_unforeseen,
     tokenizer_panics_as_errors,
 )
@@ -84,6 +85,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except Exception as error:
+        wrong_encoding = encoding_error(error)
+        if wrong_encoding is not None:
+            return _fail(str(wrong_encoding), wrong_encoding.exit_code)
         return _fail(str(disk_error(error) or report_unforeseen(error)), 1)
 
 

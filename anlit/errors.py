@@ -1,6 +1,8 @@
 """Errors that a user can correct, and reports of unforeseen errors."""
 
+import codecs
 import errno
+import locale
 import os
 import re
 import sys
@@ -132,6 +134,21 @@ def disk_error(error: BaseException) -> RunError | None:
     return None
 
 
+def encoding_error(error: BaseException) -> UserError | None:
+    """Return the sentence for a text that the system's encoding lacks; None for another error.
+
+    Libraries open files in that encoding, and anlit's files are in UTF-8.
+    """
+    encoding = locale.getencoding()
+    is_utf_8 = sys.flags.utf8_mode or codecs.lookup(encoding).name == "utf-8"
+    cause = find_cause(error, UnicodeError)
+    if cause is None or is_utf_8:
+        return None
+    return UserError(
+        f"a text is not in this system's encoding, {encoding} ({cause}): set PYTHONUTF8=1"
+    )
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class if it has none."""
     lines = str(error).strip().splitlines()
@@ -165,11 +182,11 @@ def _write_traceback(error: BaseException) -> Path | None:
     """Write command and traceback to a new file; return its path, None if no folder accepts it."""
     name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = f"anlit {' '.join(sys.argv[1:])}\n\n{''.join(traceback.format_exception(error))}"
-    for folder in (RUN_FOLDER.get() or tempfile.gettempdir(), tempfile.gettempdir()):
-        path = Path(folder) / name
+    for folder_of in (RUN_FOLDER.get, tempfile.gettempdir):
         try:
+            path = Path(folder_of() or tempfile.gettempdir()) / name
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        except OSError:  # a full disk, for example
+        except OSError:  # a full disk, for example, or no folder of temporary files
             continue
         return path
     return None

@@ -98,7 +98,9 @@ def run_fit(arguments: Sequence[str], folder: Path, n_steps: int, device: torch.
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "anlit", "fit", *arguments, *options]
-    fit = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    fit = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
+    )
     if fit.returncode:
         lines = fit.stderr.splitlines() or ["no message"]
         typed = shlex.join(arguments)

@@ -171,7 +171,7 @@ def _allocated_on_gpu(call: Callable[[], Any], device: torch.device) -> int:
 def _allocated_on_cpu(call: Callable[[], Any]) -> int:
     # Freed memory that the process has not returned would hide allocations of the call.
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     start = _process_bytes("VmRSS")
     call()
     return _process_bytes("VmHWM") - start
@@ -179,7 +179,7 @@ def _allocated_on_cpu(call: Callable[[], Any]) -> int:
 
 def _process_bytes(field: str) -> int:
     """Return a field of Linux's account of this process."""
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     kibibytes = re.findall(rf"{field}:\s*(\d+)", status)[0]
     return 1024 * int(kibibytes)
 

@@ -63,4 +63,4 @@ def _run_id(run_dir: str) -> str | None:
     file = Path(run_dir) / RUN_ID
     if not file.is_file():
         write_text(file, secrets.token_hex(4) + "\n")
-    return file.read_text().strip()
+    return file.read_text(encoding="utf-8").strip()

@@ -35,7 +35,7 @@ def cpu_quota(groups: Path = GROUPS_OF_PROCESS, hierarchies: Path = HIERARCHIES)
     """
     quotas: list[float] = []
     with suppress(OSError):
-        for line in groups.read_text().splitlines():
+        for line in groups.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
@@ -62,8 +62,8 @@ def _quota_and_period(folder: Path) -> tuple[int, int]:
     Raises OSError without these files. ValueError or a quota of −1 means no limit.
     """
     if (folder / "cpu.max").is_file():
-        quota, period = (folder / "cpu.max").read_text().split()
+        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
     else:
-        quota = (folder / "cpu.cfs_quota_us").read_text()
-        period = (folder / "cpu.cfs_period_us").read_text()
+        quota = (folder / "cpu.cfs_quota_us").read_text(encoding="utf-8")
+        period = (folder / "cpu.cfs_period_us").read_text(encoding="utf-8")
     return int(quota), int(period)

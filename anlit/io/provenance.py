@@ -76,7 +76,7 @@ def git_state() -> dict[str, Any] | None:
 
 def _run_git(*arguments: str) -> str:
     process = subprocess.run(
-        ["git", *arguments], cwd=PACKAGE_FOLDER, capture_output=True, text=True, check=True
+        ["git", *arguments], cwd=PACKAGE_FOLDER, capture_output=True, encoding="utf-8", check=True
     )
     return process.stdout.strip()
 
@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 def processor_name() -> str:
     """Return the processor's model name."""
-    text = Path("/proc/cpuinfo").read_text()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model_name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     if model_name is not None:
         return model_name[1]

@@ -62,7 +62,8 @@ def submit(
     folder.mkdir(parents=True, exist_ok=True)
     script = _write_scripts(unfinished, output, folder)
     # Slurm reads only the #SBATCH options of the submitted file; the name of the log is our own.
-    directives = re.findall(r"^#SBATCH (?!--output)(\S+)$", TRAIN_SCRIPT.read_text(), re.MULTILINE)
+    text = TRAIN_SCRIPT.read_text(encoding="utf-8")
+    directives = re.findall(r"^#SBATCH (?!--output)(\S+)$", text, re.MULTILINE)
     tasks = f"0-{len(unfinished) - 1}"
     if max_tasks:
         tasks += f"%{max_tasks}"
@@ -96,7 +97,7 @@ def _check_earlier_arrays(runs: Sequence[PlannedRun], output: Path) -> None:
             continue
         array = start.removeprefix("slurm ")
         command = ["squeue", "--noheader", f"--jobs={array}"]
-        listing = subprocess.run(command, capture_output=True, text=True)
+        listing = subprocess.run(command, capture_output=True, encoding="utf-8")
         if listing.returncode == 0 and listing.stdout.strip():
             raise UserError(
                 f"job array {array} still has runs of this study: "
@@ -110,9 +111,10 @@ def _write_scripts(runs: Sequence[PlannedRun], output: Path, folder: Path) -> Pa
     options_file = folder / f"runs-{number}.txt"
     script = folder / f"array-{number}.sbatch"
     lines = [shlex.join(run.options(output / run.name)) for run in runs]
-    options_file.write_text("\n".join([*lines, ""]))
+    options_file.write_text("\n".join([*lines, ""]), encoding="utf-8")
     quoted_file = shlex.quote(str(options_file))
-    script.write_text(ARRAY_SCRIPT.format(options=quoted_file, train=TRAIN_SCRIPT))
+    text = ARRAY_SCRIPT.format(options=quoted_file, train=TRAIN_SCRIPT)
+    script.write_text(text, encoding="utf-8")
     return script
 
 
@@ -120,7 +122,7 @@ def _sbatch(*arguments: str) -> str:
     """Submit a job; returns its number."""
     command = ["sbatch", "--parsable", *arguments]
     try:
-        submission = subprocess.run(command, capture_output=True, text=True)
+        submission = subprocess.run(command, capture_output=True, encoding="utf-8")
     except FileNotFoundError as error:
         raise UserError(
             "sbatch is not here: leave --slurm out to run the study on this machine"

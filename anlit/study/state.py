@@ -62,7 +62,7 @@ def _is_on_cluster(launch: dict[str, Any]) -> bool:
 
 def _last_log_line(folder: Path) -> str:
     path = folder / LOG
-    log = path.read_text(errors="replace").strip() if path.is_file() else ""
+    log = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     return log.rpartition("\n")[2].strip()
 
 
@@ -82,7 +82,7 @@ def note_end(folder: Path, exit_code: int) -> None:
 def note_failure(folder: Path, reason: str) -> None:
     """Note that a run failed before it was started."""
     note_start(folder, "local")
-    (folder / LOG).write_text(f"{reason}\n")
+    (folder / LOG).write_text(f"{reason}\n", encoding="utf-8")
     note_end(folder, 2)
 
 

@@ -82,7 +82,10 @@ class MetricsCSV(Logger):
         self._columns = sorted(columns)
         if self._columns:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as partial, partial.open("w", newline="") as file:
+            with (
+                replacing(self.path) as partial,
+                partial.open("w", encoding="utf-8", newline="") as file,
+            ):
                 writer = csv.DictWriter(file, self._columns)
                 writer.writeheader()
                 for row in self._read_rows():

@@ -132,7 +132,7 @@ def lock_run_folder(run_dir: str) -> IO[str]:
 
     Raises UserError if another process trains in this folder.
     """
-    file = (Path(run_dir) / FIT_LOCK).open("a+")
+    file = (Path(run_dir) / FIT_LOCK).open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

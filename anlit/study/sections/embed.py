@@ -16,6 +16,6 @@ def embed(results: StudyResults, options: dict[str, Any]) -> list[str]:
     if not page.is_file():
         return [title, "Not measured yet."]
     lines = []
-    for line in page.read_text().splitlines():
+    for line in page.read_text(encoding="utf-8").splitlines():
         lines.append(f"#{line}" if line.startswith("#") else line)
     return [title, "\n".join(lines).replace("](", f"]({name}/")]
