@@ -323,6 +323,8 @@ class FitCommand(ConfigurationParser):
         if self.subcommand == "fit":
             every_n_steps = self.setting("checkpoint_every_n_steps")
             kwargs["default_root_dir"] = run_dir
+            # For null Lightning takes 1 beside min_steps, and an epoch of a stream has no end.
+            kwargs["min_epochs"] = settings["min_epochs"] or 0
             record = RunRecord(run_dir, self.setting("name"), self.setting("tags"))
             kwargs["callbacks"] = training_callbacks(settings, record, every_n_steps)
             kwargs["logger"] = training_loggers(settings, run_dir)

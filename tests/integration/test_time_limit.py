@@ -126,3 +126,19 @@ def test_a_timer_of_epochs_ends_a_launch_after_an_epoch(shards: Path, tmp_path: 
         code = main(launch)
         outcomes.append((code, record_of(tmp_path)["status"], record_of(tmp_path)["steps"]))
     assert outcomes == [(PREEMPTED, "interrupted", 6), (0, "finished", 7)]
+
+
+@pytest.mark.parametrize("min_steps", [2, 9])
+def test_the_time_ends_a_launch_after_min_steps_and_not_after_the_first_epoch(
+    shards: Path, tmp_path: Path, min_steps: int
+) -> None:
+    """With `min_steps` Lightning takes `min_epochs: 1`, and an epoch of a stream has no end."""
+    settings = (
+        f"--trainer.min_steps={min_steps}",
+        "--trainer.max_time=00:00:00:06",
+        "--trainer.limit_val_batches=0",
+    )
+
+    assert main(fit_arguments(shards, tmp_path, *settings)) == PREEMPTED
+
+    assert min_steps <= last_checkpoint(tmp_path)["global_step"] < STEPS
