@@ -10,16 +10,15 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from anlit.commands.arguments import CONFIGURATION_SCHEMA
+from anlit.commands.written_defaults import read_given_settings
 from anlit.config.labels import as_list, class_name, init_args, mapping
-from anlit.io.read import read_yaml
 
 
 def class_change_messages(config: Namespace) -> Iterator[str]:
     """Yield a sentence for each file and class with settings that a later class drops."""
     files = [str(file) for file in config.config or []]
-    contents = {file: read_yaml(file, CONFIGURATION_SCHEMA) for file in files}
     final = config.as_dict()
+    contents = {file: read_given_settings(file, final) for file in files}
     for section in ("model", "data", "trainer"):
         for file, content in contents.items():
             for sentence in _dropped_settings(content.get(section), final.get(section), section):

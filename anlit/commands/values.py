@@ -4,6 +4,7 @@ Values in options, configuration files and the files that these name are read al
 jsonargparse for booleans, numbers and null differ. `use_one_loader` replaces them.
 """
 
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from jsonargparse import (
     set_parsing_settings,
 )
 
+from anlit.commands.written_defaults import read_given_settings
 from anlit.config.options import expand_home
 from anlit.errors import UserError
 from anlit.io.read import read_yaml
@@ -29,6 +31,10 @@ FIXES_OF_EMPTY_KEYS = {
     "init_args": "give settings of the class, or leave it out",
 }
 """Keys that are never null, and the fix."""
+_replaced_contents: ContextVar[dict[str, Any] | None] = ContextVar(
+    "replaced_contents", default=None
+)
+"""The path of a file → the content that is read in its place."""
 
 
 def use_one_loader() -> None:
@@ -54,17 +60,42 @@ def parse_given_settings(parser: ArgumentParser, arguments: list[str]) -> Namesp
     It keeps defaults of the earlier class too, which nobody wrote. So the first pass is without
     defaults, and the second adds the defaults of the final classes.
 
+    A file that Lightning wrote has defaults of the earlier class too. If a class is replaced, the
+    files are read again without them.
+
     A class may be a file, as in `--model.optimizer FILE`. jsonargparse notes the path among its
     settings, as metadata; the configuration is without it.
     """
-    with _actions._ActionPrintConfig.skip_print_config():
-        given = parser.parse_args(arguments, defaults=False)
+    given = _parse_without_defaults(parser, arguments)
+    contents = _contents_without_replaced_defaults(given)
+    if contents:
+        reset = _replaced_contents.set(contents)
+        try:
+            given = _parse_without_defaults(parser, arguments)
+        finally:
+            _replaced_contents.reset(reset)
     keep_same_names = _typehints.discard_init_args_on_class_path_change
     _typehints.discard_init_args_on_class_path_change = _discard_settings_of_another_class
     try:
         return parser.parse_object(given.clone(with_meta=False))
     finally:
         _typehints.discard_init_args_on_class_path_change = keep_same_names
+
+
+def _parse_without_defaults(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+    with _actions._ActionPrintConfig.skip_print_config():
+        return parser.parse_args(arguments, defaults=False)
+
+
+def _contents_without_replaced_defaults(given: Namespace) -> dict[str, Any]:
+    """Return the new contents of files that Lightning wrote and whose classes are replaced."""
+    settings = given[given.subcommand].as_dict()
+    contents = {}
+    for file in map(str, settings.get("config") or []):
+        content = read_given_settings(file, settings)
+        if content != read_yaml(file):
+            contents[str(Path(file).resolve())] = content
+    return contents
 
 
 def _discard_settings_of_another_class(_: Any, default: Any, value: Any) -> None:
@@ -80,11 +111,18 @@ def load_value(text: str) -> Any:
     key, or an empty `class_path`.
     """
     file = _file_with_content(text)
-    content = read_yaml(file) if file else parse_yaml(text)
+    content = _content_of(file) if file else parse_yaml(text)
     if _has_keys_alone(content) and not file and "\n" not in text:
         return text  # `a:` and `{a, b}` are texts in an option
     _refuse_empty_class(content, f"{file}: " if file else "")
     return expand_home(content)
+
+
+def _content_of(file: str) -> Any:
+    """Return the content of a file, or what the second reading puts in its place."""
+    contents = _replaced_contents.get() or {}
+    content = contents.get(str(Path(file).resolve()))
+    return read_yaml(file) if content is None else content
 
 
 def _parse_with_null(value: Any, *arguments: Any, **settings: Any) -> Any:

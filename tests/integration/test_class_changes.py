@@ -151,6 +151,40 @@ def test_another_class_keeps_what_was_given_and_no_default_of_the_earlier_class(
     assert settings[key] == expected
 
 
+RUN_OF_GPT = ["--model=GPT", "--data=FineWeb", "--model.optimizer.eps=1e-7"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(["--model.optimizer=torch.optim.Adam"], id="optimizer"),
+        pytest.param(
+            ["--model.optimizer=torch.optim.Adam", "--model.optimizer.betas=[0.9,0.95]"],
+            id="a default of the earlier class, given later",
+        ),
+        pytest.param(["--model=AnGPT"], id="model"),
+        pytest.param(["--model.attention=ScaleInvariant"], id="attention"),
+        pytest.param(["--model.schedule=anlit.WSD"], id="schedule"),
+        pytest.param(["--data=OpenWebText"], id="data"),
+        pytest.param(["--model.d_model=64"], id="no class"),
+    ],
+)
+def test_a_written_configuration_gives_another_class_what_its_sources_gave(
+    changes: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fit", *RUN_OF_GPT, "--print_config"]) == 0
+    written = tmp_path / "config.yaml"
+    written.write_text(capfd.readouterr().out)
+
+    from_written = read_command(ConfigurationParser, ["fit", f"--config={written}", *changes])
+    from_sources = read_command(ConfigurationParser, ["fit", *RUN_OF_GPT, *changes])
+
+    settings = from_written.config["fit"].as_dict()
+    expected = from_sources.config["fit"].as_dict()
+    assert settings | {"config": None} == expected | {"config": None}
+    assert not list(class_change_messages(from_written.config["fit"]))
+
+
 @pytest.mark.parametrize("source", ["an option", "a file"])
 def test_a_file_may_give_a_class_of_a_run(shards: Path, tmp_path: Path, source: str) -> None:
     file = tmp_path / "adam.yaml"
