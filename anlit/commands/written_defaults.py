@@ -84,7 +84,7 @@ def _given(value: Any, default: Any) -> Any:
 
 def _given_settings(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that are not their defaults. A null that replaces a default is given."""
-    result = {}
+    result: dict[str, Any] = {}
     for name, value in settings.items():
         if value is None and defaults.get(name) is not None:
             result[name] = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anlit.errors import report_unforeseen
+from anlit.errors import RUN_FOLDER, report_unforeseen
 from tests.integration.conftest import fit_arguments
 
 WITHOUT_LOCALE = """
@@ -52,6 +52,7 @@ def test_an_unforeseen_error_without_a_folder_for_its_traceback(
     def find_none() -> str:
         raise FileNotFoundError("No usable temporary directory found")
 
+    RUN_FOLDER.set("")
     monkeypatch.setattr(tempfile, "gettempdir", find_none)
     try:
         raise KeyError("x")
