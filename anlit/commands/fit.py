@@ -29,6 +29,7 @@ from anlit.checkpoints.special_tokens import text_folder
 from anlit.commands.anneal import branch
 from anlit.commands.budget import batch_shape, has_budget, set_steps
 from anlit.commands.class_changes import class_change_messages
+from anlit.commands.cpu_threads import divide_threads
 from anlit.commands.failures import ignore_thread_write_errors, run_error
 from anlit.commands.learning_rate import advice_on_default_rate, set_rate_by_width
 from anlit.commands.metrics_table import metrics_table
@@ -337,6 +338,7 @@ class FitCommand(ConfigurationParser):
         trainer = super().instantiate_trainer(plugins=trainer_plugins(settings), **kwargs)
         strategy: Strategy = trainer.strategy  # `auto` takes it by the machine
         check_device_type("--trainer.accelerator", strategy.root_device.type)
+        divide_threads(getattr(strategy, "num_processes", 1))
         arguments = {"start_method": start_method(strategy)}
         check_strategy(type(strategy).__name__, type(strategy), arguments)
         if isinstance(strategy, DDPStrategy):

@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from anlit.cli import main
 from anlit.commands import cpu_threads
+from anlit.errors import UserError
 from anlit.io import cores as cores_module
 from anlit.io.cores import cores, cpu_quota
 
@@ -75,8 +78,49 @@ def test_a_quota_limits_the_threads_unless_the_user_decides(
 ) -> None:
     monkeypatch.setattr(cpu_threads, "cores", lambda: n_cores)
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cpu_threads, "_chosen_here", [])
     monkeypatch.setattr(os, "environ", {} if setting is None else {"OMP_NUM_THREADS": setting})
 
     cpu_threads.set_thread_defaults()
 
     assert os.environ.get("OMP_NUM_THREADS") == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "n_ranks", "expected"),
+    [(None, 1, 6), (None, 2, 3), (None, 8, 1), ("5", 2, 5)],
+    ids=["one rank", "two ranks", "more ranks than cores", "the user's number"],
+)
+def test_ranks_on_a_machine_share_the_threads_of_a_quota(
+    setting: str | None, n_ranks: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_threads, "cores", lambda: 6)
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 8)
+    monkeypatch.setattr(cpu_threads, "_chosen_here", [])
+    monkeypatch.setattr(os, "environ", {} if setting is None else {"OMP_NUM_THREADS": setting})
+    numbers: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    cpu_threads.set_thread_defaults()
+
+    cpu_threads.divide_threads(n_ranks)
+    cpu_threads.divide_threads(n_ranks)  # a later Trainer of the same process
+
+    assert os.environ["OMP_NUM_THREADS"] == str(expected)
+    assert numbers == ([] if setting else [expected])
+
+
+def test_a_command_divides_threads_among_the_ranks_of_its_trainer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(n_ranks: int) -> None:
+        raise UserError(f"threads for {n_ranks} ranks")
+
+    monkeypatch.setattr("anlit.commands.fit.divide_threads", refuse)
+    options = ["--trainer.accelerator=cpu", "--trainer.devices=3", "--data.path=data"]
+
+    exit_code = main(
+        ["fit", "--model=GPT", "--data=TokenShards", f"--run_dir={tmp_path}", *options]
+    )
+
+    assert exit_code == 2
+    assert "threads for 3 ranks" in capsys.readouterr().err
