@@ -7,7 +7,7 @@ of them. It is still read, so that a report can list it.
 
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,12 +266,16 @@ def commit_label(launch: dict[str, Any]) -> str | None:
 
 
 def hardware_label(record: dict[str, Any]) -> str | None:
-    """The devices of a record, or processor and cores if it is the device. None if not recorded."""
+    """The devices of a record, or processor and cores if it is the device. None if not recorded.
+
+    Equal devices are counted: `64 × NVIDIA H100 80GB HBM3`.
+    """
     hardware = mapping(record.get("hardware"))
-    devices = [str(device) for device in hardware.get("devices") or []]
-    if {*devices} == {"cpu"}:
+    counts = Counter(str(device) for device in hardware.get("devices") or [])
+    if {*counts} == {"cpu"}:
         return f"{hardware.get('cpu') or 'unnamed'} cpu, {hardware.get('cores', '?')} cores"
-    return ", ".join(devices) or None
+    names = [f"{count:,} × {name}" if count > 1 else name for name, count in counts.items()]
+    return ", ".join(names) or None
 
 
 def find_runs(paths: Iterable[str]) -> list[Path]:

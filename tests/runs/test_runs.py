@@ -9,7 +9,7 @@ import pytest
 
 from anlit.config.labels import attention_label
 from anlit.errors import UserError
-from anlit.runs.folders import find_runs, load_run
+from anlit.runs.folders import find_runs, hardware_label, load_run
 from anlit.runs.groups import group_runs
 from tests.compare.conftest import ANGPT
 
@@ -395,3 +395,12 @@ def test_more_settings_than_a_label_holds_give_the_names_of_folders(make_run: Ma
 
     assert names[1] == "GPT+, plain, a"
     assert len(set(names)) == 6
+
+
+def test_the_hardware_of_a_thousand_devices_is_a_short_name() -> None:
+    nodes = ["NVIDIA H100"] * 1016 + ["NVIDIA H200"] * 8
+    launches = [{"hardware": {"devices": nodes}}, {"hardware": {"devices": ["NVIDIA H100"]}}]
+
+    labels = [hardware_label(launch) for launch in launches]
+
+    assert labels == ["1,016 × NVIDIA H100, 8 × NVIDIA H200", "NVIDIA H100"]
