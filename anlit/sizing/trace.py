@@ -143,7 +143,9 @@ def step_memory(model: LanguageModel, plan: Plan) -> Counter[Role]:
         if plan.accumulate == 1:
             optimizer.zero_grad()
         memory.peak.clear()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.precision == "bf16-mixed"):
+        is_mixed = plan.precision == "bf16-mixed"
+        # Lightning has no cache of casts, which would keep those of recomputed blocks.
+        with torch.autocast("cpu", torch.bfloat16, is_mixed, cache_enabled=False):
             loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

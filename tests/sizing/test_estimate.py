@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -59,9 +60,10 @@ def make_step(model: LanguageModel, autocast: bool) -> tuple[Callable[[], None],
     tokens = torch.randint(model.vocab_size, (4, model.context_length), device=device)
     targets = tokens.clone()
     ids = torch.zeros_like(tokens)
+    precision = MixedPrecision("bf16-mixed", device) if autocast else Precision()
 
     def step() -> None:
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        with precision.forward_context():
             _, loss = decoder(tokens, ids, targets=targets, z_loss=model.z_loss)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
@@ -185,6 +187,24 @@ def test_recomputed_blocks_save_less_than_half() -> None:
     recomputed = memory_of(checkpoint_every=1)
 
     assert kept[blocks] > 2 * recomputed[blocks]
+
+
+def test_recomputed_blocks_keep_no_casts_of_their_weights() -> None:
+    """Of a model sharded over many GPUs, the casts of all blocks would not fit one of them."""
+    plan = Plan(
+        batch_size=1,
+        length=128,
+        gpus=1024,
+        strategy="fsdp",
+        precision="bf16-mixed",
+        checkpoint_every=1,
+    )
+
+    few_blocks = estimate(build("GPT", "meta", n_layers=4), plan)
+    many_blocks = estimate(build("GPT", "meta", n_layers=16), plan)
+
+    copies = "copies of weights for computing"
+    assert many_blocks["memory"][copies] == few_blocks["memory"][copies]
 
 
 @pytest.mark.gpu
