@@ -46,9 +46,9 @@ from anlit.commands.trainer_objects import (
     training_loggers,
 )
 from anlit.commands.wandb_run import finish_wandb_run, with_wandb_run
-from anlit.config.labels import CONFIG, class_name
+from anlit.config.labels import CONFIG, class_name, init_args
 from anlit.config.lightning_errors import explain_lightning_error, is_lightning_error
-from anlit.config.start_folder import data_paths_from_start
+from anlit.config.start_folder import data_paths_from_start, message_on_move
 from anlit.config.trainer_defaults import TRAINER_DEFAULTS
 from anlit.data.attributes import name_of, vocab_size_of
 from anlit.data.checks import padded_vocabulary
@@ -362,6 +362,10 @@ def _find_data_from_start(config: Namespace) -> None:
     if config.ckpt_path is None or run.resolve() / CONFIG not in [file.resolve() for file in files]:
         return
     recorded = read_yaml(run / CONFIG, dict)
+    if config.data.get("init_args.path") == init_args(recorded.get("data")).get("path"):
+        moved = message_on_move(run, recorded)
+        if moved is not None:
+            rank_zero_only(echo)(moved)
     for name, paths in data_paths_from_start(run, recorded).items():
         if config.data.get(f"init_args.{name}") == recorded["data"]["init_args"][name]:
             config.data.init_args[name] = paths

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anlit.config.labels import init_args
+from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.schema import PATHS, setting_of
 
 
@@ -45,6 +45,27 @@ def data_paths_from_start(run: Path, config: Mapping[str, Any]) -> dict[str, Any
         if absolute != value:
             found[name] = absolute
     return found
+
+
+def message_on_move(run: Path, config: Mapping[str, Any]) -> str | None:
+    """Return a sentence if a run was moved, and its prepared data are not found from here."""
+    run_dir = config.get("run_dir")
+    settings = init_args(config.get("data"))
+    folders = {"data.path": settings.get("path")}
+    for name, path in mapping(settings.get("paths")).items():
+        folders[f"data.paths.{name}"] = path
+    missing = []
+    for key, path in folders.items():
+        if isinstance(path, str) and "://" not in path and not Path(path).exists():
+            missing.append(f"{key}={path}")
+    if not run_dir or not missing or start_folder(run, run_dir) is not None:
+        return None
+    is_relative = not all(Path(entry.partition("=")[2]).is_absolute() for entry in missing)
+    fix = "start in the folder where it was trained, or give" if is_relative else "give"
+    return (
+        f"{run} was moved or copied from {run_dir}, and {', '.join(missing)} of its {CONFIG} is "
+        f"not found from here: {fix} the data's present folder"
+    )
 
 
 def _from_start(path: Any, start: Path) -> Any:

@@ -9,11 +9,12 @@ import anlit.data.mixture  # noqa: F401
 from anlit.config.labels import CONFIG, init_args, mapping
 from anlit.config.objects import build_from_plain, shown, subclass_named
 from anlit.config.schema import DATA_ORDER, setting_of
-from anlit.config.start_folder import data_paths_from_start
+from anlit.config.start_folder import data_paths_from_start, message_on_move
 from anlit.data.module import TokenShards
 from anlit.data.needle import NeedleInHaystack
 from anlit.data.storage.remote import is_remote
 from anlit.errors import UserError
+from anlit.reporting.text import say
 from anlit.training.checkpoint_record import refuse_other_tokenizer
 from anlit.training.load_model import Checkpoint
 
@@ -31,6 +32,10 @@ def load_validation_data(checkpoint: Checkpoint, path: str | None = None) -> Tok
     location = "--data" if checkpoint.run is None else f"{checkpoint.run / CONFIG}: data"
     settings = _validation_settings(checkpoint)
     if path is None:
+        if checkpoint.run is not None and checkpoint.config is not None:
+            moved = message_on_move(checkpoint.run, checkpoint.config)
+            if moved is not None:
+                say(moved)
         data_class = _class_of_data(checkpoint, settings, location)
     else:
         data_class = TokenShards

@@ -269,9 +269,11 @@ def refuse_moved_run(run_dir: str, configs: list[str]) -> None:
         is_run = checkpoint_of_run(folder, (LAST,)) is not None
         is_elsewhere = folder.resolve() != Path(run_dir).resolve()
         if is_run and is_elsewhere and read_yaml(config, dict).get("run_dir") == run_dir:
+            fix = f"give --run_dir {folder}"
+            if (Path(run_dir) / CONFIG).is_file():
+                fix += f", or --config {run_dir}/{CONFIG}"
             raise UserError(
-                f"{folder}/{CONFIG} has run_dir={run_dir}, which is not the run's own folder: "
-                f"give --run_dir {folder}, or --config {run_dir}/{CONFIG}"
+                f"{folder} was moved or copied, because its {CONFIG} has run_dir={run_dir}: {fix}"
             )
 
 

@@ -227,7 +227,7 @@ def test_a_moved_run_goes_on_where_it_lies(
     config = moved / "config.yaml"
     more = ["fit", f"--config={config}", "--ckpt_path=last", "--trainer.max_steps=21"]
     error = refusal(*more)
-    assert f"{config} has run_dir={finished}, which is not the run's own folder" in error
+    assert f"was moved or copied, because its config.yaml has run_dir={finished}" in error
     config.write_text(config.read_text().replace(str(finished), str(tmp_path / "left")))
     assert f"give --run_dir {moved}" in refusal(*more)
     assert not (tmp_path / "left").exists()

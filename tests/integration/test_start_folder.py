@@ -54,7 +54,29 @@ def test_a_new_run_reads_its_data_where_it_is_started(run: Path, refusal) -> Non
     assert "there is no data/mine/manifest.json" in error
 
 
-def test_a_run_that_was_moved_does_not_tell_where_it_was_started(run: Path, refusal) -> None:
+def test_a_run_that_was_moved_says_so_and_which_data_it_misses(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder does not tell where it was started."""
     moved = run.rename(run.parents[2] / "moved")
+    sentence = f"{moved} was moved or copied from runs/gpt, and data.path=data/mine of its"
 
-    assert "there is no data/mine/manifest.json" in refusal("validate", moved)
+    assert main(["validate", str(moved)]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.out
+    assert "there is no data/mine/manifest.json" in captured.err
+    assert main(["lengths", str(moved), "--output=lengths"]) == 2
+    assert sentence in capsys.readouterr().err
+    data = run.parents[1] / "data" / "mine"
+    assert main(["validate", str(moved), f"--data.path={data}"]) == 0
+    assert "was moved" not in capsys.readouterr().out
+
+
+def test_a_run_that_was_moved_does_not_continue_where_it_was(run: Path, refusal) -> None:
+    moved = run.rename(run.parents[2] / "moved")
+    continued = ("fit", "--config", moved / "config.yaml", "--ckpt_path=last")
+
+    error = refusal(*continued)
+
+    assert f"{moved} was moved or copied, because its config.yaml has run_dir=runs/gpt" in error
+    assert error.rstrip().endswith(f"give --run_dir {moved}"), "no file that is gone"
