@@ -93,7 +93,7 @@ def _seconds_per_token(comparison: Comparison) -> dict[str, float]:
 
 
 def plot_convergence(comparison: Comparison) -> None:
-    """Draw mean curves with ± one standard deviation over seeds, and the baseline's final loss."""
+    """Draw mean curves with bands over seeds, and the baseline's final loss."""
     results = comparison.results
     styles = line_styles([result.label for result in results])
     panels = list(panels_of(comparison))
@@ -135,8 +135,8 @@ def _draw_panel(
 
 
 def _draw_curve(ax: Axes, result: Result, scale: float, line: LineStyle, is_baseline: bool) -> None:
-    """Draw a mean curve with its band."""
-    curve, sd = result.group.mean()
+    """Draw a mean curve with a band from the lowest to the highest seed."""
+    curve, (low, high) = result.group.mean()
     x = curve.tokens * scale
     ax.plot(
         x,
@@ -149,8 +149,6 @@ def _draw_curve(ax: Axes, result: Result, scale: float, line: LineStyle, is_base
         markevery=max(1, len(x) // MIN_MARKERS),
         label=_legend(result, is_baseline),
     )
-    low = curve.loss - sd
-    high = curve.loss + sd
     ax.fill_between(x, low, high, color=line.colour, alpha=0.18, linewidth=0)
 
 
@@ -162,9 +160,9 @@ def _limits(results: tuple[Result, ...]) -> tuple[float, float]:
     lows = []
     late_highs = []
     for result in results:
-        curve, sd = result.group.mean()
+        curve, (lowest, _) = result.group.mean()
         is_late = curve.tokens >= LATE_SHARE * curve.tokens[-1]
-        lows.append(float((curve.loss - sd).min()))
+        lows.append(float(lowest.min()))
         late_highs.append(float(curve.loss[is_late].max()))
     low = min(lows)
     limit = low + MAX_HEIGHT * (late_highs[0] - low)
@@ -187,4 +185,4 @@ def _legend(result: Result, is_baseline: bool) -> str:
 def _legend_of_target(comparison: Comparison) -> str:
     text = f"final loss of {comparison.baseline.label}"
     has_bands = any(len(result.group.counted) > 1 for result in comparison.results)
-    return f"{text}; bands: ± standard deviation over seeds" if has_bands else text
+    return f"{text}; bands: from the lowest to the highest seed" if has_bands else text

@@ -211,13 +211,13 @@ def _is_learned(key: str, value: Any, run: Run) -> bool:
 
 
 def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
-    """Pointwise mean over runs and the sample standard deviation of the loss (0 for one run).
+    """Pointwise mean over runs of a curve of n points, and lowest and highest loss, (2, n).
 
-    It has all validation points in the range of tokens that every curve covers. UserError if there
-    is none.
+    A standard deviation of two or three runs would reach beyond all of them. The mean has all
+    validation points in the range of tokens that every curve covers. UserError if there is none.
     """
     if len(curves) == 1:
-        return curves[0], np.zeros(len(curves[0]))
+        return curves[0], np.stack([curves[0].loss, curves[0].loss])
     low = max(curve.tokens[0] for curve in curves)
     high = min(curve.tokens[-1] for curve in curves)
     grid = np.unique(np.concatenate([curve.tokens for curve in curves]))
@@ -232,7 +232,8 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[Curve, NDArray[np.float64]]:
     for curve in curves:
         losses.append(np.interp(grid, curve.tokens, curve.loss))
         seconds.append(np.interp(grid, curve.tokens, curve.seconds))
-    return Curve(grid, np.mean(seconds, 0), np.mean(losses, 0)), np.std(losses, 0, ddof=1)
+    mean = Curve(grid, np.mean(seconds, 0), np.mean(losses, 0))
+    return mean, np.stack([np.min(losses, 0), np.max(losses, 0)])
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

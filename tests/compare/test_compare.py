@@ -251,6 +251,25 @@ def test_runs_without_validation_are_refused(make_run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_band_shows_no_loss_below_all_runs(make_run, tmp_path, keep_figures):
+    """With the standard deviation, a diverged seed took the band to 1.1, and the axis with it."""
+    lowest = 3.0
+    make_run("gpt1", {100: 4.0, 400: lowest})
+    make_run("gpt2", {100: 4.0, 400: 3.1}, seed=2)
+    make_run("gpt3", {100: 5.0, 400: 11.0}, seed=3)
+    make_run("angpt", {100: 4.0, 400: lowest}, ANGPT)
+    figures = keep_figures(plots)
+
+    report_on_runs(tmp_path)
+
+    (figure,) = figures
+    (axes, *_) = figure.axes
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == lowest
+    assert band[:, 1].max() == 11
+    assert axes.get_ylim()[0] > lowest - 0.5
+
+
 @pytest.mark.usefixtures("runs")
 def test_the_legend_lies_within_the_picture(make_run, tmp_path, keep_figures):
     """A single panel has room for a single column of entries with their spreads."""

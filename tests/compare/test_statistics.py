@@ -268,12 +268,12 @@ def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> 
     first = curve({100: 4.0, 200: 3.0, 300: 2.0})
     second = curve({100: 5.0, 300: 3.0})
 
-    mean, sd = mean_curve([first, second])
+    mean, (lowest, highest) = mean_curve([first, second])
 
     assert mean.tokens.tolist() == [100, 200, 300]
     assert mean.loss.tolist() == [4.5, 3.5, 2.5]
-    sd_of_two = np.sqrt(0.5)
-    assert sd == pytest.approx([sd_of_two] * 3)
+    assert lowest.tolist() == [4.0, 3.0, 2.0]
+    assert highest.tolist() == [5.0, 4.0, 3.0]
 
 
 def test_curves_without_a_common_range_have_no_mean() -> None:
