@@ -12,9 +12,11 @@ from anlit.commands.annealed_runs import begin_annealed_runs
 from anlit.commands.study_checks import check_study
 from anlit.compare.comparison import STUDY, read_step_times, refuse_other_report, seconds_per_token
 from anlit.compare.statistics import partial_reach
+from anlit.config.labels import CONFIG, modules_to_import
 from anlit.config.options import ToolParser, at_least
 from anlit.errors import PREEMPTED, UserError
 from anlit.io.cores import cores
+from anlit.io.read import read_yaml
 from anlit.io.write import output_folder
 from anlit.reporting.table import console
 from anlit.reporting.text import echo
@@ -264,7 +266,8 @@ def _run_after_commands(study: Study, output: Path) -> None:
 
     With `anneal` these are the annealed runs. A command is up to date if folder `name` is newer
     than all these runs. In a command `{runs}` stands for the run folders. `{output}` stands for the
-    command's folder.
+    command's folder. A command imports the modules of classes that the runs have from other
+    packages; the runs have imported them too.
     """
     finished_folders = []
     selected = read_selection(study, output)
@@ -275,6 +278,10 @@ def _run_after_commands(study: Study, output: Path) -> None:
         return
     newest = max(folder.stat().st_mtime for folder in finished_folders)
     run_folders = shlex.join(map(str, finished_folders))
+    configurations = [read_yaml(folder / CONFIG, dict) for folder in finished_folders]
+    imports = []
+    for module in modules_to_import(configurations):
+        imports += ["--import", module]
     for name, template in (study.content.get("after") or {}).items():
         result_file = output / name / f"{name}.json"
         if result_file.is_file() and result_file.stat().st_mtime > newest:
@@ -283,7 +290,7 @@ def _run_after_commands(study: Study, output: Path) -> None:
         for word in shlex.split(template.replace("{runs}", run_folders)):
             command.append(word.replace("{output}", str(output / name)))
         echo(f"{name}: {template}")
-        exit_code = subprocess.run([sys.executable, "-m", *command]).returncode
+        exit_code = subprocess.run([sys.executable, "-m", *command, *imports]).returncode
         if exit_code:
             echo(f"{name}: FAILED with exit code {exit_code}; the report is without it")
 

@@ -11,6 +11,8 @@ ARCHITECTURES = {
     "AnGPT": "anGPT",
 }
 """Class of a model → its name in tables."""
+KNOWN_PACKAGES = ("anlit", "torch", "lightning")
+"""Packages whose classes need no `--import`."""
 SPELLED_AS_CLASS = ("ALiBi", "LogN", "SqrtLogN")
 """Mechanisms that are spelled like their classes; other names are words in lower case."""
 
@@ -24,6 +26,20 @@ def class_path(spec: Any) -> str:
 def class_name(spec: Any) -> str:
     """Last part of the `class_path` of a configured object, "" if there is none."""
     return class_path(spec).rsplit(".", 1)[-1]
+
+
+def modules_to_import(spec: Any) -> list[str]:
+    """The modules of all classes of other packages in a configuration, each once."""
+    modules: dict[str, None] = {}
+    if isinstance(spec, dict):
+        path = spec.get("class_path")
+        if isinstance(path, str) and "." in path and path.split(".")[0] not in KNOWN_PACKAGES:
+            modules[path.rsplit(".", 1)[0]] = None
+    values = spec.values() if isinstance(spec, dict) else as_list(spec)
+    for value in values:
+        if isinstance(value, dict | list):
+            modules |= dict.fromkeys(modules_to_import(value))
+    return list(modules)
 
 
 def architecture_label(spec: Any) -> str:

@@ -126,6 +126,29 @@ def test_a_study_does_not_go_on_with_other_data_in_the_same_folder(
     assert main([*command, "--report_only"]) == 1, "the second seed is missing, no error"
 
 
+def test_a_command_after_a_study_knows_the_classes_of_its_runs(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ownmodel.py").write_text("import anlit\n\n\nclass Own(anlit.GPT):\n    pass\n")
+    data = {"class_path": "anlit.TokenShards", "init_args": {"path": str(shards), "batch_size": 2}}
+    model = {"class_path": "ownmodel.Own", "init_args": TINY["model"]["init_args"]}
+    Path("c.yaml").write_text(yaml.safe_dump(TINY | {"data": data, "model": model}))
+    study = {
+        "arms": {"own": {}},
+        "baseline": "own",
+        "seeds": [1],
+        "shared": {"configs": ["c.yaml"]},
+        "after": {"lengths": "anlit lengths {runs} --lengths 16 --tokens 64 --output {output}"},
+    }
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    command = [sys.executable, "-m", "anlit", "study", "--config=study.yaml", "--output=out"]
+
+    assert subprocess.run(command).returncode == 0
+
+    assert Path("out/lengths/lengths.json").is_file()
+
+
 def prepare_words(folder: str, sentence: str, *options: str) -> str:
     """Prepare documents of a sentence; return a copy of their tokenizer."""
     texts = Path(f"{sentence} texts")
