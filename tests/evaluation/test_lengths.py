@@ -278,10 +278,10 @@ def test_runs_that_differ_in_the_seed_are_an_arm(run: Path, data: Path, tmp_path
 
 
 def test_arms_that_were_not_trained_alike_are_noted(run: Path, data: Path, tmp_path: Path) -> None:
-    """A table shows their losses side by side."""
+    """A table shows their losses side by side. The checkpoints are of the first step."""
     longer = make_run(tmp_path / "longer", data, AnGPT, context_length=2 * LENGTH)
-    (run / "metrics.csv").write_text("step,val/tokens,val/loss\n9,1000,3.5\n")
-    (longer / "metrics.csv").write_text("step,val/tokens,val/loss\n9,900,3.6\n")
+    (run / "metrics.csv").write_text("step,val/tokens,val/loss\n0,1000,3.5\n9,9000,4\n")
+    (longer / "metrics.csv").write_text("step,val/tokens,val/loss\n0,900,3.6\n9,9000,4\n")
 
     loaded, _ = load_checkpoints([str(run), str(longer)], str(data), "cpu")
     (arm, other_arm), notes = group_by_seed(loaded)
