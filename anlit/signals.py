@@ -53,7 +53,10 @@ def preempted_by_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        restore_handlers(previous_handlers)
+        # A rank that refuses ignores signals until it has ended.
+        for number, previous_handler in previous_handlers.items():
+            if signal.getsignal(number) == handle:
+                signal.signal(number, previous_handler)
 
 
 @contextmanager

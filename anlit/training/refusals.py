@@ -6,6 +6,7 @@ rank by themselves. Each step has a small all-reduce on the host (`Interruption`
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +20,9 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 from torch.distributed import TCPStore
+
+from anlit.errors import UserError
+from anlit.signals import ENDING_SIGNALS
 
 REFUSED = "anlit/refused"
 """Key of the store: the exit code of the refusing rank."""
@@ -47,8 +51,8 @@ class Refusals(L.Callback):
         self._stopped = threading.Event()
         self._stopped.set()
         self._listener: threading.Thread | None = None
-        self._is_ending = False
-        """Whether the listener is about to end this process, because another rank has refused."""
+        self._has_heard = False
+        """Whether another rank has refused, for which the listener will end this process."""
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
@@ -69,14 +73,18 @@ class Refusals(L.Callback):
     def tell(self, exit_code: int) -> None:
         """Tell all ranks that this rank refuses.
 
-        Returns when they know, or after half a minute. If another rank has refused, this process
-        ends here: its own error may come from the other rank's end.
+        Returns when they know, or after half a minute. From then on the launcher may end this
+        process, because they have ended. It still says why it refuses. If another rank has refused,
+        only a UserError is an error of this rank. Others come from the other rank's end, and this
+        process ends here.
         """
-        if self._is_ending and self._listener is not None:
+        if self._has_heard and self._listener is not None and exit_code != UserError.exit_code:
             self._listener.join()
         environment = self._environment
         if environment is None or self._stopped.is_set():
             return
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         with suppress(RuntimeError):  # the store is gone, and rank 0 with it
             store = _connect(environment, REFUSAL_TIMEOUT)
             self._stopped.set()
@@ -92,10 +100,10 @@ class Refusals(L.Callback):
         with suppress(RuntimeError):
             store = _connect(environment, CONNECT_TIMEOUT)
             while not self._stopped.wait(POLL_S):
+                self._has_heard = store.check([REFUSED])
                 # In the grace period this rank may refuse by itself.
-                if store.check([REFUSED]) and not self._stopped.wait(GRACE_S):
+                if self._has_heard and not self._stopped.wait(GRACE_S):
                     exit_code = int(store.get(REFUSED))
-                    self._is_ending = True
                     store.add(SEEN, 1)
                     if _has_store(environment):  # the store ends with this process
                         store.wait([DONE], REFUSAL_TIMEOUT)

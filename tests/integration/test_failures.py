@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,18 @@ from anlit.checkpoints.location import SHARDED
 from anlit.cli import main
 from anlit.errors import UserError
 from anlit.training.callbacks import FiniteCheckpoints
-from tests.data.processes import members, wait_for
+from tests.data.processes import PATIENCE_S, members, wait_for
 from tests.integration.cases import slow, slow_cases
 from tests.integration.conftest import KILLED, callback, fit_arguments, last_checkpoint, signal_at
-from tests.integration.ranks import BACKGROUND, DDP, FSDP, run_ranks, run_ranks_with_logs
+from tests.integration.ranks import (
+    BACKGROUND,
+    DDP,
+    FSDP,
+    run_ranks,
+    run_ranks_with_logs,
+    start_ranks,
+    wait_for_ranks,
+)
 from tests.integration.run_files import column, file_names, lines_with, record_of
 from tests.nn.models.tiny import fit, tiny
 
@@ -166,6 +175,25 @@ def test_a_rank_that_another_ends_has_no_error_of_its_own(shards: Path, tmp_path
     assert codes == [2, 2]
     assert errors(output[0]) == []
     assert "this rank alone refuses" in output[1]
+
+
+def test_the_reason_of_a_refusal_is_printed_before_the_launcher_ends_the_ranks(
+    shards: Path, tmp_path: Path
+) -> None:
+    """torchrun sends SIGTERM to all ranks when the first of them has ended."""
+    refuses = callback("integration.callbacks.Refuses", in_constructor=False, rank=0)
+    log = tmp_path / "log"
+    processes = start_ranks(fit_arguments(shards, tmp_path / "run", *DDP, *refuses), 3, log)
+    wait([process.sentinel for process in processes], PATIENCE_S)
+    for process in processes:
+        process.terminate()
+
+    codes = wait_for_ranks(processes)
+
+    assert codes == [2, 2, 2]
+    output = [Path(f"{log}.{rank}").read_text() for rank in range(3)]
+    (error,) = errors("".join(output))
+    assert "this rank alone refuses" in error
 
 
 @slow
