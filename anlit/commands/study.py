@@ -30,7 +30,7 @@ from anlit.study.results import (
     read_results,
     read_selection,
 )
-from anlit.study.reuse import find_reusable, reuse
+from anlit.study.reuse import find_reusable, reuse, selection_after_reuse
 from anlit.study.slurm import submit
 from anlit.study.state import forget_failure, read_state
 
@@ -250,7 +250,7 @@ def _planned_runs(study: Study, output: Path) -> list[PlannedRun]:
 
 def _overview(study: Study, output: Path, options: Namespace) -> str:
     """Return the study's overview with the runs that are not done under `output`."""
-    selected = read_selection(study, output)
+    selected = selection_after_reuse(study, output, options.reuse)
     runs = plan_runs(study, selected)
     final_states = ("finished",) if options.retry_failed else ("finished", "failed")
     reasons = dict.fromkeys(find_reusable(runs, output, options.reuse), "taken by --reuse")

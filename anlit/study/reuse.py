@@ -4,14 +4,17 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from anlit.compare.comparison import STEPS, STUDY, read_step_times
 from anlit.io.write import write_json
 from anlit.reporting.text import echo
 from anlit.runs.folders import Run
-from anlit.study.plan import PlannedRun, hash_in_name
+from anlit.study.grid import GridPoint
+from anlit.study.plan import PlannedRun, Study, hash_in_name
 from anlit.study.record import read_record, restore
+from anlit.study.results import read_selection
 from anlit.study.state import read_state
 
 PARTIAL_PREFIX = ".partial-"
@@ -50,6 +53,26 @@ def find_reusable(
         if planned.hash in by_hash and not (output / planned.name).exists():
             reusable[planned.name] = by_hash[planned.hash]
     return reusable
+
+
+def selection_after_reuse(
+    study: Study, output: Path, studies: Sequence[Path]
+) -> dict[str, GridPoint]:
+    """Select the points to measure as if the reusable tuning runs were taken over already."""
+    runs = study.tuning_runs()
+    reusable = find_reusable(runs, output, studies)
+    with TemporaryDirectory() as name:
+        preview = Path(name)
+        for run in runs:
+            if run.name in reusable:
+                source, recorded = reusable[run.name]
+            else:
+                source, recorded = output / run.name, None
+            if recorded is not None:
+                restore(recorded, preview / run.name, source)
+            elif source.is_dir():
+                (preview / run.name).symlink_to(source.resolve())
+        return read_selection(study, preview)
 
 
 def reuse(runs: Sequence[PlannedRun], output: Path, studies: Sequence[Path]) -> None:

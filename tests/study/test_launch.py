@@ -175,6 +175,8 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
     first = output.rename(folder / "first")
     wider = {"configs": ["gpt.yaml"], "tune": {RATE: [0.1, 0.2, 0.8]}}
     study = changed_study(folder, arms=ARMS | {"gpt": wider}, title="Another")
+    plan = finish(start("--dry_run", "--reuse", "first"))
+    assert "(of 6: 3 taken by --reuse)" in plan, "the tuning of one arm is complete"
 
     printed = finish(start("--jobs", "2", "--reuse", "first"))
 
@@ -187,6 +189,12 @@ def test_runs_of_another_study_are_taken_over_where_all_settings_agree(
         record = output / run.name / "run.json"
         assert record.samefile(first / run.name / "run.json")
 
+    output.rename(folder / "second")
+    before_reuse = finish(start("--dry_run", "--reuse", "second"))
+    assert "tuning: 0 runs, 0 tokens (of 6: 6 taken by --reuse)" in before_reuse
+    assert "measuring: 0 runs, 0 tokens (of 6: 6 taken by --reuse)" in before_reuse
+    assert not output.exists()
+    (folder / "second").rename(output)
     shutil.rmtree(output / measured[-1].name)
     plan = finish(start("--dry_run", "--reuse", "first"))
     assert "0 tokens (of 6: 5 finished, 1 taken by --reuse)" in plan
