@@ -134,7 +134,6 @@ class Attention(nn.Module):
             warn_once(warning)
         return name
 
-    @torch.no_grad()
     def prepare(self, documents: Documents, h: Tensor) -> None:
         """Choose the kernel for h (B, T, d), and let it store in `documents` what layers share.
 
@@ -146,8 +145,14 @@ class Attention(nn.Module):
         """
         if isinstance(documents, cache.Continuation) and documents.n_earlier:
             return
-        q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, h.requires_grad)
-        n_rows = h.shape[0]
+        # With a frozen embedding h needs no gradient, and later layers' queries do.
+        needs_gradient = torch.is_grad_enabled() and (h.requires_grad or self.training)
+        q = example_query(self.mechanism, h.shape[1], computing_dtype(h), h.device, needs_gradient)
+        with torch.no_grad():
+            name = self._kernel_of_batch(q, documents, h.shape[0])
+            prepare(KERNELS[name], self.mechanism, documents, h.shape[0])
+
+    def _kernel_of_batch(self, q: Tensor, documents: Documents, n_rows: int) -> str:
         self.excluded = ()
         name = self.kernel_for(q, documents.are_masked)
         while (reason := self._batch_limit(name, q, documents, n_rows)) is not None:
@@ -158,7 +163,7 @@ class Attention(nn.Module):
                 )
             self.excluded += (name,)
             name = self.kernel_for(q, documents.are_masked)
-        prepare(KERNELS[name], self.mechanism, documents, n_rows)
+        return name
 
     def _batch_limit(self, name: str, q: Tensor, documents: Documents, n_rows: int) -> str | None:
         dropout = self.dropout if self.training else 0.0

@@ -83,7 +83,8 @@ def batch_limit(
     """Return a reason against batches of very many documents."""
     starts, _ = documents.packing(n_rows)
     n_tokens = n_rows * documents.length
-    return too_large_for_flash(len(starts) - 1, n_tokens, mechanism.n_heads, mechanism.d_head)
+    sizes = (len(starts) - 1, n_tokens, mechanism.n_heads, mechanism.d_head)
+    return too_large_for_flash(*sizes, q.requires_grad)
 
 
 def prepare(mechanism: Mechanism, documents: Documents, n_rows: int) -> None:

@@ -25,13 +25,17 @@ def too_many_sequences(n_sequences: int) -> str | None:
     return f"it computes at most {MOST_SEQUENCES:,} documents or rows, not {n_sequences:,}"
 
 
-def too_large_for_flash(n_sequences: int, n_tokens: int, n_heads: int, d_head: int) -> str | None:
+def too_large_for_flash(
+    n_sequences: int, n_tokens: int, n_heads: int, d_head: int, needs_gradient: bool
+) -> str | None:
     """Return a reason against a batch that flash attention or its gradient cannot compute.
 
     `n_tokens` counts all tokens of the batch.
     """
     reason = too_many_sequences(n_sequences)
-    if reason is None and flash_gradient_is_too_large(n_sequences, n_tokens, n_heads, d_head):
+    if reason is not None or not needs_gradient:
+        return reason
+    if flash_gradient_is_too_large(n_sequences, n_tokens, n_heads, d_head):
         limit = LARGEST_GRADIENT // (n_heads * padded_width(d_head))
         reason = (
             f"it computes at most {limit:,} tokens for these heads, with {FLASH_PADDING} more for "

@@ -170,6 +170,22 @@ def test_more_documents_than_a_launch_can_have_are_refused_with_a_way_out(monkey
         model(*arguments)
 
 
+def test_a_batch_too_large_for_the_gradient_of_flash_is_evaluated_by_it(monkeypatch) -> None:
+    monkeypatch.setattr(flash, "unsupported_reason", lambda mechanism, q=None: None)
+    monkeypatch.setattr(launch_limits, "LARGEST_GRADIENT", 1)
+    batch = example_batch()
+    model = tiny(GPT, kernel="flash")
+    arguments = (batch.tokens, batch.document_ids, batch.cu_seqlens, batch.longest)
+
+    with torch.no_grad():
+        logits = model(*arguments)
+
+    assert torch.isfinite(logits).all()
+    model.model.embedding.requires_grad_(False)
+    with pytest.raises(UserError, match="'flash' cannot compute this batch: it computes at most"):
+        model(*arguments)
+
+
 def test_auto_takes_another_kernel_for_a_batch_with_more_documents_than_flash_can_have(
     monkeypatch,
 ) -> None:
@@ -218,7 +234,7 @@ def test_flash_attention_is_not_asked_for_gradients_that_it_cannot_address(
         q = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
     order = sdpa.order_of_kernels(q, None)
-    reason = launch_limits.too_large_for_flash(n_sequences, n_tokens, n_heads, d_head)
+    reason = launch_limits.too_large_for_flash(n_sequences, n_tokens, n_heads, d_head, True)
 
     if is_possible:
         assert reason is None
