@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -138,13 +139,43 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     first_runs = [group[0] for group in members.values()]
     labels = unique_labels(
         [_name_of(group) for group in members.values()],
-        list(settings.values()),
+        _with_names_of_weights(list(members.values()), list(settings.values())),
         [run.folder for run in first_runs],
     )
     groups = []
     for label, key in zip(labels, members, strict=True):
         groups.append(Group(label, tuple(members[key]), settings[key]))
     return groups
+
+
+def _with_names_of_weights(
+    members: Sequence[Sequence[Run]], settings: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Settings for labels, where a path names the first weights in place of their digits.
+
+    The runs of a group may begin from one run per seed, `base-s1` and `base-s2`: then it is `base`.
+    Digits stay if two groups would have the same name for different weights.
+    """
+    names: list[str | None] = []
+    for runs in members:
+        paths = [run.config.get("initial_weights") for run in runs]
+        known_paths = [_short_path(path) for path in paths if isinstance(path, str)]
+        names.append(common_name(known_paths) if known_paths else None)
+    identities = [group.get("initial_weights") for group in settings]
+    if len(set(zip(names, identities, strict=True))) > len(set(names)):
+        return list(settings)
+    named_settings = []
+    for name, group in zip(names, settings, strict=True):
+        named_settings.append(group | {"initial_weights": name} if name else group)
+    return named_settings
+
+
+def _short_path(path: str) -> str:
+    """`base` for runs/base, and `base/last` for runs/base/checkpoints/last.ckpt."""
+    parts = PurePath(path).parts
+    if path.endswith(".ckpt") and len(parts) >= 3:
+        return f"{parts[-3]}/{PurePath(path).stem}"
+    return parts[-1]
 
 
 def counted_runs(groups: Iterable[Group]) -> list[Run]:

@@ -217,6 +217,38 @@ def test_settings_separate_runs_and_labels_tell_how(
     assert names == [f"GPT+, plain, {label}", f"GPT+, plain, {other_label}"]
 
 
+def begun(path: str, identity: str) -> dict[str, Any]:
+    return {"settings": {"initial_weights": path}, "record": {"begun_from": identity}}
+
+
+def test_a_label_names_the_first_weights(make_run: MakeRun) -> None:
+    """Their digits stay in the settings, which tell groups apart."""
+    names = labels(
+        make_run("a1", **begun("runs/base-s1", "0123456789ab")),
+        make_run("a2", **begun("runs/base-s2", "0123456789ab"), seed=2),
+        make_run("b", **begun("runs/wide/checkpoints/last.ckpt", "ba9876543210")),
+        make_run("c"),
+    )
+
+    assert names == [
+        "GPT+, plain, initial_weights=base",
+        "GPT+, plain, initial_weights=wide/last",
+        "GPT+, plain, initial_weights=none",
+    ]
+
+
+def test_first_weights_of_the_same_name_are_told_apart_by_their_digits(make_run: MakeRun) -> None:
+    names = labels(
+        make_run("a", **begun("here/base", "0123456789ab")),
+        make_run("b", **begun("there/base", "ba9876543210")),
+    )
+
+    assert names == [
+        "GPT+, plain, initial_weights=0123456789ab",
+        "GPT+, plain, initial_weights=ba9876543210",
+    ]
+
+
 @pytest.mark.parametrize(
     ("names", "label"),
     [
