@@ -2,7 +2,9 @@
 
 import csv
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ class MetricsCSV(Logger):
             self._write_rows()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    @rank_zero_only
+    def flush_to_disk(self) -> None:
+        """Wait until a power cut would keep the rows, as the checkpoint that is written next.
+
+        Some file systems cannot promise this. An error of the disk ends the checkpoint too.
+        """
+        with suppress(OSError), self.path.open("rb") as file:
+            os.fsync(file.fileno())
 
     def _write_rows(self) -> None:
         """Append the unwritten rows, or leave the file unchanged."""
@@ -153,8 +164,10 @@ class MetricsOnResume(L.Callback):
                 **logged_metrics(trainer),
             }
         for logger in trainer.loggers:
-            if isinstance(logger, MetricsCSV) and logger.unwritten:
-                checkpoint["metrics_unwritten"] = logger.unwritten
+            if isinstance(logger, MetricsCSV):
+                logger.flush_to_disk()
+                if logger.unwritten:
+                    checkpoint["metrics_unwritten"] = logger.unwritten
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from functools import partial
@@ -39,6 +40,30 @@ def validated(run_dir: Path) -> list[int]:
     """Return the steps in metrics.csv with a validation loss. TensorBoard has the same."""
     assert tensorboard_steps(run_dir, "val/loss") == steps(run_dir, "val/loss")
     return steps(run_dir, "val/loss")
+
+
+def test_a_power_cut_takes_no_validation_before_the_checkpoint(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has of metrics.csv what it had at the last fsync: rows written later are gone."""
+    on_disk: dict[str, bytes] = {}
+    fsync = os.fsync
+
+    def synchronise(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        on_disk[path.name] = path.read_bytes()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synchronise)
+    arguments = fit_arguments(shards, tmp_path, *SHORT, "--ckpt_path=last")
+    assert main(arguments) == 0
+    assert validated(tmp_path) == [9, 19, 24]
+    (tmp_path / "metrics.csv").write_bytes(on_disk.get("metrics.csv", b""))
+
+    assert main([*arguments, "--trainer.max_steps=30"]) == 0
+
+    assert validated(tmp_path) == [9, 19, 24, 29]
+    assert tensorboard_steps(tmp_path, "train/loss") == steps(tmp_path, "train/loss")
 
 
 @pytest.mark.parametrize(
