@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from anlit.benchmarks.harness import Benchmark, CaseGroup, NotTimedError, Ready
-from anlit.benchmarks.options import Size, add_size_options, benchmark_parser, parse
+from anlit.benchmarks.options import OWN_DEFAULT, Size, add_size_options, benchmark_parser, parse
 from anlit.benchmarks.tables import Row
 from anlit.nn.layers.cross_entropy import linear_cross_entropy
 from anlit.reporting.table import NONE
@@ -98,7 +98,7 @@ def _relative_difference(x: Tensor, reference: Tensor) -> float:
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     parser = benchmark_parser("loss", __doc__, "--threads 2 (12 GB of memory)")
-    add_size_options(parser)
+    add_size_options(parser, OWN_DEFAULT, dtype="bfloat16 on a GPU, else float32")
     parser.set_defaults(**DEFAULTS)
     options = parse(parser, argv)
     if options.dtype is None:

@@ -21,6 +21,10 @@ MECHANISMS: dict[str, Mechanism] = {
     "window": SlidingWindow(1024),
     "window-scale-invariant": SlidingWindow(1024, ScaleInvariant()),
 }
+OF_PRESET = "the preset's"
+"""What --help says of a default that a preset sets."""
+OWN_DEFAULT = "%(default)s"
+"""The same of a default of the parser, which argparse fills in."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -40,8 +44,9 @@ def benchmark_parser(
         add("--preset", choices=list(presets), default=preset, help="what to measure (%(default)s)")
     add("--device", help="a torch device (a GPU if there is one)")
     add("--threads", type=at_least(1), help="processor threads (torch's own number)")
-    add("--rounds", type=at_least(1), help="number of rounds")
-    limit = "start nothing new after this time (%(default)s)"
+    rounds = OF_PRESET if presets else OWN_DEFAULT
+    add("--rounds", type=at_least(1), help=f"number of rounds ({rounds})")
+    limit = "minutes after which nothing new starts (%(default)s)"
     add("--minutes", type=at_least(0, float), default=7.5, help=limit)
     return parser
 
@@ -124,10 +129,26 @@ class Size(NamedTuple):
         return self._replace(length=length, batch=max(1, self.batch * self.length // length))
 
 
-def add_size_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each number of a `Size`, and --dtype."""
-    replaces = "replaces the built-in value"
-    *numbers, _ = Size._fields
-    for name in numbers:
-        parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help=replaces)
-    parser.add_argument("--dtype", choices=list(DTYPES), help=replaces)
+SIZES = {
+    "d_model": "width of the hidden state",
+    "n_layers": "blocks",
+    "n_heads": "attention heads",
+    "vocab_size": "tokens of the vocabulary",
+    "length": "tokens in a sequence",
+    "batch": "sequences in a batch",
+}
+"""Number of a `Size` → what it counts."""
+
+
+def add_size_options(parser: argparse.ArgumentParser, default: str, dtype: str) -> None:
+    """Add an option for each number of a `Size`, and --dtype.
+
+    Args:
+        default: What --help says of the numbers' defaults: `OF_PRESET` or `OWN_DEFAULT`.
+        dtype: What --help says of the default of --dtype.
+    """
+    for name, meaning in SIZES.items():
+        text = f"{meaning} ({default})"
+        parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help=text)
+    text = f"precision of the matrix products ({dtype})"
+    parser.add_argument("--dtype", choices=list(DTYPES), help=text)

@@ -24,6 +24,7 @@ from torch.profiler import profile
 from anlit.benchmarks.harness import Benchmark, CaseGroup, NotTimedError, Ready
 from anlit.benchmarks.options import (
     MECHANISMS,
+    OF_PRESET,
     Size,
     add_size_options,
     benchmark_parser,
@@ -317,7 +318,7 @@ def step_parser() -> ToolParser:
     add("--lengths", type=numbers, default=(), metavar="T,…", help=lengths)
     add("--documents", action="store_true", help="pack documents into our batches and mask them")
     add("--profile", action="store_true", help="also a table of each step's kernels, and a trace")
-    add_size_options(parser)
+    add_size_options(parser, OF_PRESET, dtype=OF_PRESET)
     return parser
 
 

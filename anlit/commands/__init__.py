@@ -7,7 +7,7 @@ COMMANDS = {
     "validate": "a checkpoint's loss: anlit validate RUN",
     "test": "the same on the test split",
     "study": "arms tuned alike, on seeds: anlit study --config study/copying.yaml",
-    "benchmark": "speed: anlit benchmark step, attention, loss",
+    "benchmark": "speed: anlit benchmark step, fit, attention or loss",
     "size": "memory, FLOPs, days of a run: anlit size --config FILE --gpus 8",
     "runs": "a table of all runs of a folder: anlit runs runs/",
     "compare": "plot and report of several runs: anlit compare RUN… --output DIR",

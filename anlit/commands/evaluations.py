@@ -114,6 +114,7 @@ def _add_lengths_options(parser: ToolParser) -> None:
     add(
         "--masking",
         choices=("on", "off", "on,off"),
+        metavar="MODES",
         help="document masking: on, off or both (default: on,off)",
     )
 
@@ -125,7 +126,7 @@ def _add_needle_options(parser: ToolParser) -> None:
         dest="n_depths",
         type=at_least(1),
         metavar="N",
-        help="evenly from 0 to 100 %% (default: 11)",
+        help="number of depths, evenly from 0 to 100 %% (default: 11)",
     )
     add(
         "--samples",

@@ -10,9 +10,9 @@ def parser() -> ToolParser:
     parser = ToolParser(
         prog="anlit export",
         description="Writes a trained model into its own folder. As safetensors: "
-        "model.safetensors, config.json and, if it is known, tokenizer.json; every command of "
-        "anlit takes that folder, and so does --initial_weights. As huggingface: a "
-        "folder for transformers' AutoModelForCausalLM.from_pretrained.",
+        "model.safetensors, config.json and, if it is known, tokenizer.json; generate, score, "
+        "lengths, needle, diagnose and fit's --initial_weights take that folder. As huggingface: "
+        "a folder for transformers' AutoModelForCausalLM.from_pretrained.",
         epilog="Example: anlit export runs/angpt-seed1 --output exported/angpt",
     )
     add = parser.add_argument
@@ -26,7 +26,7 @@ def parser() -> ToolParser:
         "--format",
         choices=("safetensors", "huggingface"),
         default="safetensors",
-        help="for anlit, or transformers",
+        help="safetensors for anlit, huggingface for transformers (default: %(default)s)",
     )
     add(
         "--dtype",

@@ -24,6 +24,7 @@ from lightning.pytorch.strategies import Strategy
 
 from anlit.commands.arguments import expand_arguments
 from anlit.commands.configuration_checks import check_configuration
+from anlit.commands.help_texts import describe_arguments
 from anlit.commands.lightning_messages import hide_messages
 from anlit.commands.values import parse_given_settings, use_one_loader
 from anlit.config.error_messages import (
@@ -76,6 +77,8 @@ class ConfigurationParser(CommandLine):
         return super().init_parser(allow_abbrev=False, **kwargs)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        for subcommand in self.subcommands():
+            describe_arguments(self.parser_of(subcommand), subcommand)
         self.config = parse_given_settings(parser, args)
         _complete_and_check(self.config[self.config.subcommand])
 

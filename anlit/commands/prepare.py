@@ -90,13 +90,17 @@ def parser() -> ToolParser:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", choices=list(RECIPES), help=", ".join(RECIPES))
     add("--output", metavar="DIR", help="the prepared folder (data/<corpus>)")
-    add("--workers", type=at_least(1), help="processes (one per core)")
+    add(
+        "--workers",
+        type=at_least(1),
+        help="processes (one per core, within a container's limit of CPU time)",
+    )
     add("--cluster", metavar="ADDRESS", help="work on a Dask cluster, such as tcp://scheduler:8786")
     add(
         "--on_bad",
         choices=("stop", "skip"),
         default="stop",
-        help="a document that cannot be used (%(default)s)",
+        help="what a document that cannot be used does (%(default)s)",
     )
     add(
         "--verify",

@@ -66,7 +66,12 @@ def parser() -> ToolParser:
         type=at_least(1),
         help="number of GPUs on all nodes (default: the configuration's)",
     )
-    add("--gpu", choices=sorted(GPU_BYTES), default="H100")
+    add(
+        "--gpu",
+        choices=sorted(GPU_BYTES),
+        default="H100",
+        help="kind of the GPUs, for their memory and peak (default: %(default)s)",
+    )
     add(
         "--mfu",
         type=float,

@@ -165,7 +165,8 @@ TOP_LEVEL = (
         hidden=True,
         type=float | None,
         default=None,
-        help="The length of the run in training tokens, in place of trainer.max_steps.",
+        help="The length of the run in training tokens, as 300000, 1e6, 10M or 2B, in place of "
+        "trainer.max_steps.",
     ),
     Option(
         "tokens_per_parameter",

@@ -73,7 +73,8 @@ class TokenShards(ResumableData):
         val_context_length: tokens per sequence of validation and test. By default context_length.
         context_schedule: optimizer step → tokens per training sequence from that step on, as
             {0: 1024, 5000: 2048}. The last length must be context_length, and each length must
-            divide it: a batch keeps its tokens, cut into more sequences.
+            divide it: a batch keeps its tokens, cut into more sequences. By default all are as
+            long as context_length.
         cache_gb: size of the cache for remote shards of all runs, in 10⁹ bytes, under
             LITDATA_CACHE_DIR (by default ~/.lightning/chunks).
     """

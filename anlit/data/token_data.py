@@ -182,8 +182,8 @@ class TokenData(ResumableData):
     Args:
         train: dataset of training, with a length or iterable.
         val: dataset of validation, with a length. None for no validation.
-        test: dataset of the test, with a length.
-        vocab_size: number of tokens in the vocabulary.
+        test: dataset of the test, with a length. None for no test.
+        vocab_size: number of tokens in the vocabulary. None if the model gives it.
         batch_size: sequences per device and micro-batch.
         num_workers: loader processes per device for training on a dataset with a length.
         shuffle: whether to shuffle a dataset with a length.
@@ -191,10 +191,11 @@ class TokenData(ResumableData):
         val_batch_size: sequences per device and validation batch. By default batch_size.
         end_of_document: the token that ends a document inside of an item. By default an item is one
             document.
-        bytes_per_token: bytes of the validation text per token, for bits per byte.
+        bytes_per_token: bytes of the validation text per token. None for no bits per byte.
         tokenizer: a tokenizer of the tokenizers library, a fast one of transformers, or the path of
-            a tokenizer.json.
-        fingerprint: a text that names data and version, by which `anlit compare` knows them.
+            a tokenizer.json. None if there is none.
+        fingerprint: a text that names data and version, by which `anlit compare` knows them. None
+            if they need not be known.
     """
 
     def __init__(

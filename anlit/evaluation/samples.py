@@ -74,10 +74,11 @@ class Samples(L.Callback):
             validation split.
         max_tokens: Tokens of a continuation, at most. Each is a forward pass for all prompts.
         temperature: Logits are divided by it; 0 takes the most probable token.
-        top_k: Draw among this many of the most probable tokens.
+        top_k: Draw among this many of the most probable tokens. Null for all.
         top_p: Draw among the fewest of these tokens that together have at least this probability.
+            Null for all of them.
         seed: Seed of the random numbers, which are the same at each validation.
-        tokenizer: A tokenizer.json, or its folder, in place of the tokenizer of the data.
+        tokenizer: A tokenizer.json, or its folder. By default the tokenizer of the data.
 
     Raises:
         UserError: A number is out of its range, or the file of prompts cannot be read. When

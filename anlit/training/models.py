@@ -21,7 +21,7 @@ class GPT(LanguageModel):
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
         lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
-            vectors.
+            vectors, by default 1.
         settings: The fields of `GPTConfig`.
     """
 
@@ -46,7 +46,7 @@ class NGPT(LanguageModel):
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
         lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
-            vectors.
+            vectors, by default 1.
         settings: The fields of `NGPTConfig`.
     """
 
@@ -71,7 +71,7 @@ class AnGPT(LanguageModel):
         optimizer: Called with the parameter groups; any torch optimizer, or anlit's MuonAdamW.
         schedule: Learning rate over the run.
         lr_factors: Multiples of the rate for the parameter groups embedding, head, matrices and
-            vectors.
+            vectors, by default 1.
         settings: The fields of `AnGPTConfig`.
     """
 

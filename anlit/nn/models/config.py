@@ -68,7 +68,8 @@ class DecoderConfig:
         z_loss: Weight of the mean squared log-partition of the output softmax in the training loss.
         base_d_model: The width at which the rates were tuned. Initial values and rates follow the
             rule of `anlit.nn.models.transfer` from there. Null for no rule.
-        base_n_layers: The depth at which the rates were tuned, with the same rule.
+        base_n_layers: The depth at which the rates were tuned, with the same rule. Null for no
+            rule over depth.
         runtime: Compiled blocks, activation checkpointing, late initial values, float8.
     """
 
@@ -201,10 +202,10 @@ class NormalisedConfig(DecoderConfig):
         alpha_init: Initial step size α of both residual updates. If null it is 1/n_layers in nGPT
             and half of it in anGPT. A number is the base's, and is divided by
             n_layers/base_n_layers.
-        alpha_scale: The scale of α.
+        alpha_scale: The scale of α. By default 1/√d_model, or 1/√base_d_model.
         s_z_init: Initial scale of the logits; √d_model if null, which gives them variance 1 at the
             start. A number is the base's, and is multiplied by √(d_model/base_d_model).
-        s_z_scale: The scale of s_z.
+        s_z_scale: The scale of s_z. By default 1/√d_model, or 1/√base_d_model.
     """
 
     default_alpha_sum: ClassVar[float] = 1.0

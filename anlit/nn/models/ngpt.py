@@ -40,9 +40,10 @@ class NGPTConfig(NormalisedConfig):
 
     Args:
         norms: Vectors set to norm 1 after each step, or bounded by it as in anGPT (an ablation).
-        alpha_init: As in `NormalisedConfig`; the paper's, of order 1/L.
+        alpha_init: Initial step size α of both residual updates, by default the paper's. If null it
+            is 1/n_layers. A number is the base's, and is divided by n_layers/base_n_layers.
         s_qk_init: Initial scale of queries and keys.
-        s_qk_scale: The scale of s_qk.
+        s_qk_scale: The scale of s_qk. By default 1/√d_model, or 1/√base_d_model.
         s_uv_init: Initial scale of the MLP's u and z.
         s_uv_scale: The scale of s_u and s_v.
     """

@@ -100,6 +100,7 @@ class Runtime:
         float8: Matrix products of the blocks in float8 (`tensorwise`, `rowwise`,
             `rowwise_with_gw_hp`, see `anlit.nn.layers.float8`). GPUs need compute capability 8.9. A
             CPU emulates the rounding. Embedding, output layer, norms and optimizer do not change.
+            Null for no float8.
     """
 
     compile: bool | Literal["auto"] = "auto"

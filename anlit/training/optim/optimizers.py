@@ -131,8 +131,8 @@ class MuonAdamW(torch.optim.Optimizer):
         vector_lr: AdamW's rate of gains and scaling vectors.
         betas: AdamW's averaging coefficients.
         eps: AdamW's ε.
-        adjust_lr_fn: The dependence of Muon's rate on a matrix's shape: `original` or
-            `match_rms_adamw`.
+        adjust_lr_fn: The dependence of Muon's rate on a matrix's shape: `original` (the default)
+            or `match_rms_adamw`.
     """
 
     def __init__(
