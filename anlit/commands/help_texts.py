@@ -30,9 +30,9 @@ CHECKPOINTS = {"fit": CONTINUED, "validate": EVALUATED, "test": EVALUATED}
 
 def describe_arguments(parser: LightningArgumentParser, command: str) -> None:
     """Replace Lightning's titles and its text on --ckpt_path in the parser of a command."""
-    for group, title in TITLES.items():
-        if group in parser.groups:
-            parser.groups[group].title = title
+    groups = parser.groups or {}
+    for name in groups.keys() & TITLES.keys():
+        groups[name].title = TITLES[name]
     for action in parser._actions:
         if action.dest == "ckpt_path":
             action.help = CHECKPOINTS[command]

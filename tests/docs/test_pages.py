@@ -92,6 +92,19 @@ def test_readme_fits_on_one_page() -> None:
     assert len(text.split()) <= 1250
 
 
+def test_every_configuration_is_named_by_a_page() -> None:
+    """Files of experiment/ by their folder, others by their path."""
+    text = "".join(text_of(page) for page in PAGES)
+    unnamed = []
+    for file in sorted(FOLDER.rglob("*.yaml")):
+        path = file.relative_to(FOLDER)
+        name_in_pages = f"{path.parts[1]}/" if len(path.parts) == 3 else path.as_posix()
+        if name_in_pages not in text:
+            unnamed.append(path.as_posix())
+
+    assert unnamed == []
+
+
 def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
     """Reports beside them keep their numbers only."""
     shown = set()

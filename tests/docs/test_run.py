@@ -42,6 +42,7 @@ REASONS = {
     "runs/angpt-needle": f"300 steps; {RUN_FROM_WEIGHTS}",
     "--slurm=--gpus-per-node=1 --ntasks-per-node=1": "needs Slurm",
     "runs/mine": "1,000 steps",
+    "runs/angpt-0.5b": "needs SlimPajama and four GPUs",
     "study/convergence.yaml": "54 runs",
     "study/ablation.yaml": "60 runs",
     "study/search.yaml": "38 runs",
