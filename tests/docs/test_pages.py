@@ -1,6 +1,7 @@
 """The documentation keeps its limits, and the files that it names exist."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,17 @@ def test_every_configuration_is_named_by_a_page() -> None:
             unnamed.append(path.as_posix())
 
     assert unnamed == []
+
+
+def test_pages_name_the_extras_of_the_package() -> None:
+    """`triton` comes with torch for GPUs; `test` and `dev` belong to `make test`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"triton", "test", "dev"}
+    text = "".join(text_of(page) for page in PAGES)
+
+    named = set(re.findall(r"EXTRAS=(\w+)", text))
+
+    assert named == extras
 
 
 def test_every_picture_of_the_results_is_shown_by_a_page() -> None:
