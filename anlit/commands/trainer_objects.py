@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
@@ -42,6 +42,7 @@ def training_callbacks(
     run_dir = str(record.path.parent)
     configured = as_list(trainer.get("callbacks"))
     _refuse_twins(configured)
+    _refuse_two_time_limits(trainer, configured)
     callbacks: list[Callback] = [Throughput()]
     if trainer.get("enable_progress_bar") is not False:
         callbacks.append(RunDescription())  # before a progress bar is drawn
@@ -74,6 +75,15 @@ def _refuse_twins(callbacks: list[Callback]) -> None:
                 "the state of one: leave one out, such as a configuration file that adds it again"
             )
         state_keys.add(callback.state_key)
+
+
+def _refuse_two_time_limits(trainer: Any, callbacks: list[Callback]) -> None:
+    """Raise UserError for `max_time` beside a Timer, because Lightning drops `max_time` then."""
+    if trainer.get("max_time") is not None and has_instance(callbacks, Timer):
+        raise UserError(
+            "trainer.max_time and the Timer of trainer.callbacks both limit the time of a launch, "
+            "and a run has one such limit: leave one out"
+        )
 
 
 def evaluation_callbacks(trainer: Any) -> list[Callback]:

@@ -204,6 +204,11 @@ SLOW = [
         "trainer.callbacks: Key must be a string, got: 0: anlit fit --help lists the options",
     ),
     (
+        f"{FIT} --trainer.max_time 00:01:00:00 {CALLBACK}=Timer "
+        "--trainer.callbacks.duration 00:02:00:00",
+        "trainer.max_time and the Timer of trainer.callbacks both limit the time of a launch",
+    ),
+    (
         f"{FIT} --config trainer/keep.yaml --config trainer/keep.yaml",
         "has StepCheckpoints twice, and a checkpoint holds the state of one: leave one out",
     ),
