@@ -106,6 +106,20 @@ def test_every_configuration_is_named_by_a_page() -> None:
     assert unnamed == []
 
 
+def test_train_md_names_every_metric() -> None:
+    """`train/…` and `val/…` by their whole names, others by the words before the slash."""
+    page = text_of(ROOT / "docs" / "train.md").split("## What is logged")[1]
+    unnamed = set()
+    for file in (ROOT / "anlit" / "training").rglob("*.py"):
+        for kind, metric in re.findall(r'"([a-z]{2,})/(\w*)[^"]*"', text_of(file)):
+            is_usual = kind in ("train", "val")
+            name_in_page = f"`{kind}/{metric}" if is_usual else f"`{kind}/"
+            if kind != "anlit" and name_in_page not in page:
+                unnamed.add(name_in_page)
+
+    assert unnamed == set()
+
+
 def test_pages_name_the_extras_of_the_package() -> None:
     """`triton` comes with torch for GPUs; `test` and `dev` belong to `make test`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
