@@ -147,8 +147,9 @@ def add_size_options(parser: argparse.ArgumentParser, default: str, dtype: str) 
         default: What --help says of the numbers' defaults: `OF_PRESET` or `OWN_DEFAULT`.
         dtype: What --help says of the default of --dtype.
     """
-    for name, meaning in SIZES.items():
-        text = f"{meaning} ({default})"
+    *numbers, _ = Size._fields
+    for name in numbers:
+        text = f"{SIZES[name]} ({default})"
         parser.add_argument(f"--{name}", type=at_least(1), metavar="N", help=text)
     text = f"precision of the matrix products ({dtype})"
     parser.add_argument("--dtype", choices=list(DTYPES), help=text)

@@ -15,9 +15,8 @@ def parser() -> ToolParser:
         prog="anlit import",
         description="Reads a model of transformers (config.json, safetensors, tokenizer.json) as a "
         "GPT+ into a folder that anlit generate, score, lengths, needle, diagnose and export take. "
-        "anlit fit goes on from it with "
-        "--config DIR/model.yaml, --initial_weights DIR and a low rate, such as "
-        f"--model.optimizer.lr 3e-5. Families: {family_names}.",
+        "anlit fit goes on from it with --config DIR/model.yaml, --initial_weights DIR and a low "
+        f"rate, such as --model.optimizer.lr 3e-5. Families: {family_names}.",
         epilog="Example: anlit import Qwen3-1.7B --output imported/qwen3",
     )
     add = parser.add_argument

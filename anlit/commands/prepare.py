@@ -100,7 +100,7 @@ def parser() -> ToolParser:
         "--on_bad",
         choices=("stop", "skip"),
         default="stop",
-        help="what a document that cannot be used does (%(default)s)",
+        help="what to do at a document that cannot be used (%(default)s)",
     )
     add(
         "--verify",

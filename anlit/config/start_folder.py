@@ -54,16 +54,17 @@ def message_on_move(run: Path, config: Mapping[str, Any]) -> str | None:
     folders = {"data.path": settings.get("path")}
     for name, path in mapping(settings.get("paths")).items():
         folders[f"data.paths.{name}"] = path
-    missing = []
+    missing = {}
     for key, path in folders.items():
         if isinstance(path, str) and "://" not in path and not Path(path).exists():
-            missing.append(f"{key}={path}")
+            missing[key] = path
     if not run_dir or not missing or start_folder(run, run_dir) is not None:
         return None
-    is_relative = not all(Path(entry.partition("=")[2]).is_absolute() for entry in missing)
-    fix = "start in the folder where it was trained, or give" if is_relative else "give"
+    has_relative = not all(Path(path).is_absolute() for path in missing.values())
+    fix = "start in the folder where it was trained, or give" if has_relative else "give"
+    settings_missing = ", ".join(f"{key}={path}" for key, path in missing.items())
     return (
-        f"{run} was moved or copied from {run_dir}, and {', '.join(missing)} of its {CONFIG} is "
+        f"{run} was moved or copied from {run_dir}, and {settings_missing} of its {CONFIG} is "
         f"not found from here: {fix} the data's present folder"
     )
 

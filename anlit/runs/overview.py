@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -177,27 +177,20 @@ def last_numbers(path: Path, n_bytes: int | None = TAIL_BYTES) -> dict[str, floa
 
     Raise UserError for a damaged file.
     """
-    numbers = {}
+    last_rows: dict[str, Row] = {}
+    numbers: dict[str, float | None] = dict.fromkeys(LOGGED_COLUMNS)
     try:
-        rows = [*read_rows(path, n_bytes)][::-1] if path.exists() else []
-        for column in LOGGED_COLUMNS:
-            numbers[column] = last_number(rows, column, path)
+        for row in read_rows(path, n_bytes) if path.exists() else []:
+            for column in LOGGED_COLUMNS:
+                if row.get(column):
+                    last_rows[column] = row
+        for column, row in last_rows.items():
+            numbers[column] = parse_cell(row, column, path)
     except UserError:
         if n_bytes is None:
             raise
         return last_numbers(path, None)  # names the line by its number in the whole file
     return numbers
-
-
-def last_number(rows: Iterable[Row], column: str, path: Path) -> float | None:
-    """Return the first number in a column of rows. None without a number.
-
-    The rows begin with the last row of the file. Raises UserError for another text.
-    """
-    for row in rows:
-        if row.get(column):
-            return parse_cell(row, column, path)
-    return None
 
 
 def age_of(folder: Path) -> float | None:

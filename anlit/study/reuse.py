@@ -61,13 +61,12 @@ def selection_after_reuse(
     """Select the points to measure as if the reusable tuning runs were taken over already."""
     runs = study.tuning_runs()
     reusable = find_reusable(runs, output, studies)
+    if not reusable:
+        return read_selection(study, output)
     with TemporaryDirectory() as name:
         preview = Path(name)
         for run in runs:
-            if run.name in reusable:
-                source, recorded = reusable[run.name]
-            else:
-                source, recorded = output / run.name, None
+            source, recorded = reusable.get(run.name, (output / run.name, None))
             if recorded is not None:
                 restore(recorded, preview / run.name, source)
             elif source.is_dir():

@@ -74,7 +74,11 @@ class StepLoss:
         self._losses = loss if self._losses is None else self._losses + loss
 
     def weigh(self, objective: Tensor) -> Tensor:
-        """Return the current micro-batch's objective for the backward pass, 0-d."""
+        """Return the current micro-batch's objective for its backward pass, 0-d.
+
+        The backward pass ends the micro-batch. A loop without Lightning's hooks, such as that of
+        `anlit benchmark step`, does not call `begin_micro_batch`.
+        """
         self._is_added = False
         return objective * self.weight if self.counts_vary else objective
 
