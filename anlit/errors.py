@@ -75,11 +75,6 @@ class DivergenceError(UserError):
     """A run's numbers became NaN or infinite. Its folder stays, even without a step."""
 
 
-def install_advice(extra: str, package: str) -> str:
-    """Return how to install an optional package: in the repository, or beside a wheel."""
-    return f"run `make extras EXTRAS={extra}`, or pip install {package}"
-
-
 @contextmanager
 def tokenizer_panics_as_errors() -> Iterator[None]:
     """Raise UserError if the tokenizers library fails in a text, for example on an endless pattern.

@@ -12,7 +12,6 @@ import argparse
 import math
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from anlit.config.options import ToolParser, numbers
 from anlit.errors import UserError
 from anlit.nn.kernels import KERNELS
 from anlit.nn.models.runtime import Runtime
+from anlit.packages import is_installed
 
 BASE = "GPT"
 """The model whose times are the divisor."""
@@ -69,7 +69,7 @@ WORK_TOLERANCE = {"flops_per_token": 1e-9, "parameters": 0.002}
 PROFILED_STEPS = 3
 SHOWN_KERNELS = 40
 
-INSTALLED = tuple(peer for peer in PEERS if find_spec(peer))
+INSTALLED = tuple(peer for peer in PEERS if is_installed(peer))
 GPU_PRESET = {
     "vocab_size": 50_304,
     "length": 2048,

@@ -5,7 +5,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anlit.compare.statistics import Interval, median_with_interval
+from anlit.packages import is_installed
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ def clocks(device: torch.device) -> dict[str, float]:
     The result is empty on other devices, without the package nvidia-ml-py, and where NVIDIA's
     driver does not tell them, as for a slice of a GPU (MIG).
     """
-    if device.type != "cuda" or find_spec("pynvml") is None:
+    if device.type != "cuda" or not is_installed("pynvml"):
         return {}
     try:
         return {"mhz": torch.cuda.clock_rate(device), "watts": torch.cuda.power_draw(device) / 1000}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from anlit.checkpoints.writing import first_cause
+from anlit.config.trackers import tracker_error
 from anlit.errors import (
     FULL_DISK_CODES,
     RUN_FOLDER,
@@ -32,7 +33,7 @@ LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited
 
 
 def run_error(error: Exception) -> RunError | None:
-    """Return the sentence for an error of the machine, None for any other error.
+    """Return the sentence for an error of the machine or of a tracker, None for any other error.
 
     A library may raise its own error from it: a lost data worker interrupts the run anywhere.
     """
@@ -42,7 +43,7 @@ def run_error(error: Exception) -> RunError | None:
         machine_error = _worker_start_error(link) or _machine_error(link)
         if machine_error is not None:
             return machine_error
-    return None
+    return tracker_error(error)
 
 
 def _worker_start_error(error: BaseException) -> RunError | None:

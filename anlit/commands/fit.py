@@ -40,6 +40,7 @@ from anlit.commands.parser import (
 )
 from anlit.commands.run_checks import check_machine, check_run
 from anlit.commands.trainer_objects import (
+    check_trackers,
     evaluation_callbacks,
     trainer_plugins,
     training_callbacks,
@@ -276,6 +277,7 @@ class FitCommand(ConfigurationParser):
         is_fit = self.subcommand == "fit"
         with explain_constructor_errors():
             model = self._check_run(config) if is_fit else None
+            check_trackers(config.get("trainer.logger"))
             logged = with_wandb_run(config, config.run_dir) if is_fit else config
             self.make_objects(logged, "trainer")
             self.trainer = self.instantiate_trainer()

@@ -30,6 +30,7 @@ from anlit.commands.values import parse_given_settings, use_one_loader
 from anlit.config.error_messages import (
     explain_constructor_error,
     explain_parser_error,
+    is_of_parser,
 )
 from anlit.config.lightning_errors import explain_lightning_error
 from anlit.config.names import check_name, split_tags
@@ -162,9 +163,12 @@ def read_command(command_class: type[Command], arguments: list[str], **settings:
 
 
 def original_error(error: BaseException) -> BaseException:
-    """Return the exception of a class's constructor, without the parser's wrappers around it."""
+    """Return the exception of a class's constructor, without the parser's wrappers around it.
+
+    If the parser names another type as the cause, its list of errors has the constructor's.
+    """
     cause = error.__cause__ or error.__context__
-    while isinstance(cause, ValueError | TypeError):
+    while isinstance(cause, ValueError | TypeError) and not is_of_parser(str(cause)):
         error = cause
         cause = error.__cause__ or error.__context__
     return error

@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import Callback, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
-from anlit.config.labels import as_list
+from anlit.config.labels import as_list, class_name
+from anlit.config.trackers import missing_package
 from anlit.errors import UserError
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
@@ -97,6 +98,14 @@ def progress_callbacks(trainer: Any) -> list[Callback]:
     if has_progress_bar or trainer.get("enable_progress_bar") is False:
         return []
     return [RunProgress()]
+
+
+def check_trackers(loggers: Any) -> None:
+    """Raise UserError if a configured logger needs a package that is not installed."""
+    for logger in as_list(loggers):
+        sentence = missing_package(class_name(getattr(logger, "class_path", "")))
+        if sentence:
+            raise UserError(sentence)
 
 
 def training_loggers(trainer: Any, run_dir: str) -> list[Logger] | bool:

@@ -21,10 +21,12 @@ from jsonargparse import (
 )
 
 from anlit.commands.written_defaults import read_given_settings
+from anlit.config.labels import CONFIG, mapping
 from anlit.config.options import expand_home
 from anlit.errors import UserError
 from anlit.io.read import read_yaml
 from anlit.io.yaml_text import dump_yaml, parse_scalar, parse_yaml
+from anlit.runs.folders import RECORD
 
 FIXES_OF_EMPTY_KEYS = {
     "class_path": "give the name of a class, or leave it out",
@@ -35,6 +37,8 @@ _replaced_contents: ContextVar[dict[str, Any] | None] = ContextVar(
     "replaced_contents", default=None
 )
 """The path of a file → the content that is read in its place."""
+_evaluates: ContextVar[bool] = ContextVar("evaluates", default=False)
+"""Whether the command evaluates a run."""
 
 
 def use_one_loader() -> None:
@@ -66,6 +70,7 @@ def parse_given_settings(parser: ArgumentParser, arguments: list[str]) -> Namesp
     A class may be a file, as in `--model.optimizer FILE`. jsonargparse notes the path among its
     settings, as metadata; the configuration is without it.
     """
+    _evaluates.set(arguments[0] != "fit")
     given = _parse_without_defaults(parser, arguments)
     contents = _contents_without_replaced_defaults(given)
     if contents:
@@ -119,10 +124,24 @@ def load_value(text: str) -> Any:
 
 
 def _content_of(file: str) -> Any:
-    """Return the content of a file, or what the second reading puts in its place."""
+    """Return the content of a file, or what the second reading puts in its place.
+
+    The loggers in a run's own config.yaml are for its training. An evaluation does not use them.
+    """
     contents = _replaced_contents.get() or {}
     content = contents.get(str(Path(file).resolve()))
-    return read_yaml(file) if content is None else content
+    if content is None:
+        content = read_yaml(file)
+    trainer = mapping(mapping(content).get("trainer"))
+    if _evaluates.get() and "logger" in trainer and _is_config_of_run(file):
+        settings = {name: value for name, value in trainer.items() if name != "logger"}
+        return {**content, "trainer": settings}
+    return content
+
+
+def _is_config_of_run(file: str) -> bool:
+    path = Path(file)
+    return path.name == CONFIG and path.with_name(RECORD).is_file()
 
 
 def _parse_with_null(value: Any, *arguments: Any, **settings: Any) -> Any:

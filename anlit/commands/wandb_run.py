@@ -1,6 +1,5 @@
 """Continues a run at Weights & Biases: the run folder keeps the id of its run there."""
 
-import importlib.util
 import secrets
 import sys
 from copy import deepcopy
@@ -10,26 +9,18 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from anlit.config.labels import as_list, class_name
-from anlit.errors import UserError, install_advice
 from anlit.io.write import write_text
-
-RUN_ID = "wandb-run-id"
-"""Name of the file with the id in the run folder."""
+from anlit.training.loggers import WANDB_RUN_ID
 
 
 def with_wandb_run(config: Any, run_dir: str) -> Any:
     """Return a copy in which WandbLoggers write into the run folder, under the run's id.
 
     They take the name and the tags of the run, unless they have others. A new run with this run's
-    config.yaml gets another id. Raises UserError if wandb is not installed.
+    config.yaml gets another id.
     """
     config = deepcopy(config)
-    loggers = _configured_wandb_loggers(config)
-    if loggers and importlib.util.find_spec("wandb") is None:
-        raise UserError(
-            f"trainer.logger=WandbLogger needs wandb: {install_advice('wandb', 'wandb')}"
-        )
-    for logger in loggers:
+    for logger in _configured_wandb_loggers(config):
         settings = logger.init_args
         settings.id = settings.get("id") or _run_id(run_dir)
         settings.name = settings.get("name") or config.name
@@ -60,7 +51,7 @@ def _run_id(run_dir: str) -> str | None:
     """Return the id in the run folder, a new id if it has none; None on ranks that log nothing."""
     if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
         return None
-    file = Path(run_dir) / RUN_ID
+    file = Path(run_dir) / WANDB_RUN_ID
     if not file.is_file():
         write_text(file, secrets.token_hex(4) + "\n")
     return file.read_text(encoding="utf-8").strip()

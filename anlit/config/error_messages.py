@@ -17,6 +17,7 @@ from anlit.config import foreign_names
 from anlit.config.imports import DOTTED_PATH, import_failure, is_broken, path_problem
 from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
+from anlit.config.trackers import missing_package
 from anlit.config.value_checks import TYPES_IN_WORDS, unknown_precision
 
 LONGEST_MESSAGE = 400
@@ -33,6 +34,10 @@ _WRAPPED = re.compile(r"Problem with given class_path '(?:[^']*\.)?(?P<name>\w+)
 _VALUE = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value: |\n|$)")
 _NAMED_PATH = re.compile(r"(?:value: |val='|path but |class_path[ =]')([\w.]+)")
 """A path in an error of jsonargparse that the user may have written."""
+_MEMBERS = re.compile(r"Errors:\n(?P<errors>(?P<indent> *)- [\s\S]*?)\nGiven value")
+"""The errors of a union's members. Each begins with the same indentation and a dash."""
+_OF_PARSER = re.compile(r"Not a valid subclass of|Expected an? (?:<class|typing\.)")
+"""How an error begins that says only that a value is of another type."""
 _FURTHER_MEMBERS = re.compile(r"(\n *- Problem with given class_path)([\s\S]*?)\1[\s\S]*")
 """Errors of a union's members after the first with a class. Only the first has the user's class."""
 _HEADER = re.compile(r"(?:Parser key \"[^\"]+\"|Problem with given class_path '[^']+'):")
@@ -170,6 +175,9 @@ def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, own
     from anlit.config.objects import parameters_of  # torch
 
     kind = _class_at(owner)
+    package = missing_package(kind.__name__)
+    if package:  # a logger has more settings where its package is installed
+        return package
     if kind.__name__ == "LanguageModel":  # the class of all models: none was chosen
         missing = "the following arguments are required: --model"
         return explain_parser_error(missing, error.options, error.program)
@@ -362,14 +370,30 @@ def class_choices(name: str) -> str:
 def explain_constructor_error(error: Exception) -> str:
     """The sentence of a class's constructor.
 
-    The parser lists an error for each member of a union; the first is the constructor's.
+    The parser lists an error for each member of a union. For a list, the error of a member that is
+    a single class comes first and says only that it is a list.
     """
-    match = re.search(r"Errors:\n *- (.*)", str(error))
-    if match:
-        return match[1]
+    members = _MEMBERS.search(str(error))
+    if members:
+        return _constructor_error(members)
     message = " ".join(str(error).split())
     wrapped = _WRAPPED.fullmatch(message)
     return f"{wrapped['name']}: {wrapped['cause']}" if wrapped else message
+
+
+def is_of_parser(message: str) -> bool:
+    """Whether an error says only that a value is of another type, not what a class refuses."""
+    return _OF_PARSER.match(message) is not None
+
+
+def _constructor_error(members: re.Match[str]) -> str:
+    """The first error of a union's members that is a constructor's, with the class if it is one."""
+    _, *errors = f"\n{members['errors']}".split(f"\n{members['indent']}- ")
+    of_constructor = [error for error in errors if not is_of_parser(error)]
+    message = " ".join((of_constructor or errors)[0].split())
+    given_value = members.string[members.end() :]
+    classes = re.findall(r"class_path='(?:[^']*\.)?(\w+)'", given_value)
+    return f"{classes[0]}: {message}" if len(classes) == 1 else message
 
 
 def _class_at(path: str) -> Any:

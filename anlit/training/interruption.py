@@ -34,7 +34,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal = 0
-        self.log_error: OSError | None = None
+        self.log_error: Exception | None = None
         self.has_stopped = False
         self._n_ctrl_c = 0
         self._handlers: dict[int, Any] = {}
@@ -63,7 +63,7 @@ class Interruption:
         self._group = None
         self._pending = None
 
-    def note_log_error(self, error: OSError) -> None:
+    def note_log_error(self, error: Exception) -> None:
         """Let the run end after this step because a logger cannot write."""
         self.log_error = self.log_error or error
         self.signal = LOG_FAILED

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from anlit.config.trackers import tracker_error
 from anlit.errors import find_cause
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ def logged_metrics(trainer: L.Trainer) -> dict[str, Any]:
     return convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
 
 
-def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> None:
+def collect_log_errors(trainer: L.Trainer, note: Callable[[Exception], None]) -> None:
     """Call `note` when a logger cannot write, in place of an end within a step."""
     connector: Any = trainer._logger_connector
     log_metrics = partial(type(connector).log_metrics, connector)
@@ -98,13 +99,13 @@ def collect_log_errors(trainer: L.Trainer, note: Callable[[OSError], None]) -> N
 
 
 def call_noting_errors(
-    note: Callable[[OSError], None], write: Callable[..., None], *args: Any, **kwargs: Any
+    note: Callable[[Exception], None], write: Callable[..., None], *args: Any, **kwargs: Any
 ) -> None:
-    """Call `write`, and tell `note` the OSError that caused its error."""
+    """Call `write`, and tell `note` the OSError that caused its error, or that a tracker fails."""
     try:
         write(*args, **kwargs)
     except Exception as error:  # TensorBoardLogger wraps the OSError
-        cause = find_cause(error, OSError)
+        cause = tracker_error(error) or find_cause(error, OSError)
         if cause is None:
             raise
         note(cause)

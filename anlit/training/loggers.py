@@ -24,6 +24,8 @@ HPARAMS_FILE = "hparams.yaml"
 """The file with the settings of the last launch, in the run folder."""
 HPARAMS_SUFFIX = ".hparams"
 """The end of the name of TensorBoard's file with a launch's settings."""
+WANDB_RUN_ID = "wandb-run-id"
+"""The file with the id of the run at Weights & Biases, in the run folder."""
 
 
 class MetricsCSV(Logger):

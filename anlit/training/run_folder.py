@@ -31,11 +31,11 @@ from anlit.io.provenance import utc_time
 from anlit.io.read import read_yaml
 from anlit.reporting.text import echo
 from anlit.runs.folders import METRICS, RECORD, SAMPLES, read_run_record
-from anlit.training.loggers import HPARAMS_FILE
+from anlit.training.loggers import HPARAMS_FILE, WANDB_RUN_ID
 
 FIT_LOCK = ".fit.lock"
 """The file that a training process locks."""
-RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, HPARAMS_FILE)
+RUN_FILES = (FIT_LOCK, CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, HPARAMS_FILE, WANDB_RUN_ID)
 """Files that a run writes into its folder."""
 REMOVABLE = (*RUN_FILES, TOKENIZER_CONFIG, GENERATION_CONFIG, "events.out.tfevents.*")
 """Patterns of the files that a refused start leaves."""

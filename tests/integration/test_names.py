@@ -1,6 +1,5 @@
 """`anlit fit --name --tags`: the default folder, its further tries, and where the name is shown."""
 
-import importlib.machinery
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import LightningModule
-from lightning.pytorch.loggers import CSVLogger
 
 from anlit.cli import main
 from anlit.errors import UserError
@@ -188,42 +186,3 @@ def test_a_name_that_no_folder_has_is_refused(
     assert error in refusal(*named(shards, option))
 
     assert os.listdir(tmp_path) == []
-
-
-class WandbLogger(CSVLogger):
-    """Stands in for Lightning's, with what anlit gives it."""
-
-    made: tuple[Any, ...] = ()
-
-    def __init__(
-        self,
-        name: str | None = None,
-        save_dir: str = ".",
-        id: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(save_dir, "wandb")
-        WandbLogger.made = (name, kwargs)
-
-
-@pytest.mark.parametrize(
-    ("options", "made"),
-    [
-        ([], ("wide", {})),
-        (["--tags=a,b"], ("wide", {"tags": ["a", "b"]})),
-        (["--tags=a", "--trainer.logger.name=mine"], ("mine", {"tags": ["a"]})),
-    ],
-)
-def test_wandb_gets_name_and_tags(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], made: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = importlib.machinery.ModuleSpec("wandb", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: found)
-    logger = "--trainer.logger=tests.integration.test_names.WandbLogger"
-
-    assert main(named(shards, logger, *options, steps=1)) == 0
-
-    assert WandbLogger.made == made
-    logger_settings = config_of(Path("runs/wide"))["trainer"]["logger"]
-    assert logger_settings.get("dict_kwargs") is None

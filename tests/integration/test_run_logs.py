@@ -22,7 +22,7 @@ from anlit.cli import main
 from anlit.training.callbacks.progress import RunProgress
 from tests.data.modules import quiet_trainer
 from tests.integration import ranks
-from tests.integration.conftest import Train, fit_arguments, run
+from tests.integration.conftest import Train, fit_arguments
 from tests.integration.run_files import (
     lines_with,
     logged,
@@ -339,28 +339,3 @@ def test_a_short_run_without_validation_ends_with_its_loss(capsys, log_every_n_s
     loss = float(trainer.callback_metrics["loss"])
     assert line.startswith("step 3/3  ")
     assert f"  loss {loss:.3f}  " in line
-
-
-@pytest.mark.slow
-def test_a_continued_run_has_one_id_in_wandb(shards: Path, tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: make extras EXTRAS=wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    folder = tmp_path / "run"
-    for n_steps, more in ((2, []), (4, ["--ckpt_path=last"])):
-        arguments = ("--config=logger/wandb.yaml", f"--trainer.max_steps={n_steps}", *more)
-        assert run(fit_arguments(shards, folder, *arguments)) == 0
-    first, second = (folder / "wandb").glob("offline-run-*")
-    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]
-    files = (folder / "wandb").rglob("*.wandb")
-    assert any(b"train/loss" in file.read_bytes() for file in files)
-    assert len(list(folder.glob("events.out.tfevents.*[!s]"))) == 2  # beside the settings' own
-    assert (folder / "metrics.csv").is_file()
-
-
-def test_without_wandb_the_message_says_how_to_install_it(
-    shards: Path, tmp_path: Path, monkeypatch, refusal
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    error = refusal(*fit_arguments(shards, tmp_path / "run", "--config=logger/wandb.yaml"))
-    assert "needs wandb: run `make extras EXTRAS=wandb`" in error

@@ -21,7 +21,8 @@ from anlit.data.preparation.encode import encode_task
 from anlit.data.preparation.sources import SourceFile
 from anlit.data.preparation.tasks import Job, Task
 from anlit.data.storage.manifest import TASKS
-from anlit.errors import WORKER_FIX, RunError, UserError, install_advice
+from anlit.errors import WORKER_FIX, RunError, UserError
+from anlit.packages import install_advice
 from anlit.reporting.text import say
 from anlit.signals import leave_signals_to_parent, signals_held
 

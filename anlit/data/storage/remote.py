@@ -12,7 +12,8 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
-from anlit.errors import FULL_DISK_CODES, RunError, UserError, first_line, install_advice
+from anlit.errors import FULL_DISK_CODES, RunError, UserError, first_line
+from anlit.packages import install_advice
 
 S3_LIMITS = {
     "connect_timeout": 5,

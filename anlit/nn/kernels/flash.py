@@ -5,7 +5,6 @@ of varying length. `torch.nn.attention.activate_flash_attention_impl("FA4")` let
 package flash-attn-4 for it.
 """
 
-import importlib.util
 import inspect
 from typing import Any
 
@@ -21,6 +20,7 @@ from anlit.nn.kernels.sdpa import has_little_shared_memory
 from anlit.nn.mechanisms.alibi import ALiBi
 from anlit.nn.mechanisms.mechanism import Mechanism
 from anlit.nn.mechanisms.sliding_window import SlidingWindow
+from anlit.packages import is_installed
 
 READS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 """Whether PyTorch's kernel takes keys that heads share. Torch 2.11's does not."""
@@ -31,7 +31,7 @@ WIDEST_HEAD = 256
 OLDEST_CAPABILITY = (8, 0)
 """The first compute capability that has bfloat16 in its matrix units."""
 
-HAS_PACKAGE = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
+HAS_PACKAGE = is_installed("flash_attn")
 """Whether flash-attn 2 is installed. flash-attn-4 alone has a folder of this name without an
 `__init__.py`. So it has no origin. Checked once at import, because torch 2.11 cannot compile a
 function that looks it up."""

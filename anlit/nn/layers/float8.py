@@ -7,7 +7,6 @@ scaled to float8's range by their largest magnitude (arXiv 2209.05433). A tensor
 factor.
 """
 
-import importlib.util
 from dataclasses import replace
 from typing import Literal
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from anlit.errors import UserError, install_advice
+from anlit.errors import UserError
 from anlit.nn.layers.linear import ScaledLinear, computing_dtype
+from anlit.packages import install_advice, is_installed
 
 Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 """torchao's recipes: a scale per tensor; a scale per row; a scale per row, with the weights'
@@ -73,7 +73,7 @@ class Float8Product:
 
 def check_torchao(recipe: Recipe) -> None:
     """Raise UserError if torchao is not installed, without importing it."""
-    if importlib.util.find_spec("torchao") is None:
+    if not is_installed("torchao"):
         raise _missing_torchao(recipe, "No module named 'torchao'")
 
 

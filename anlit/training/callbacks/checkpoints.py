@@ -199,11 +199,13 @@ class LastCheckpoint(ModelCheckpoint):
         if self.interruption.signal != LOG_FAILED:
             return Preempted()
         error = self.interruption.log_error
-        if error is None:
-            problem = "another rank cannot write its logs"
-        else:
+        if isinstance(error, RunError):
+            return error
+        if isinstance(error, OSError):
             file = error.filename or "a log of the run"
             problem = f"{file} could not be written ({error.strerror or error})"
+        else:
+            problem = "another rank cannot write its logs"
         return RunError(
             f"{problem}: make room or repair the folder, then continue with --ckpt_path last"
         )

@@ -13,20 +13,19 @@ or m(t) depends on a learned coefficient, the kernel for dq computes its gradien
     backward_keys.py     dk and dv.
 """
 
-import importlib.util
 import os
 
 import torch
 from torch import Tensor
 
-from anlit.errors import install_advice
 from anlit.nn.kernels.documents import Documents
 from anlit.nn.kernels.formula import tables_are_learned, with_gain
 from anlit.nn.kernels.triton.operator import triton_attention
 from anlit.nn.kernels.triton.tables import find_coefficient, linear_tables, make_tables
 from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.packages import install_advice, is_installed
 
-IS_INSTALLED = importlib.util.find_spec("triton") is not None
+IS_INSTALLED = is_installed("triton")
 """Checked once at import, because torch 2.11 cannot compile a function that looks it up."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
