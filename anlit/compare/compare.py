@@ -5,7 +5,7 @@ behind its numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from anlit.compare.comparison import (
     refuse_other_report,
 )
 from anlit.compare.comparison_report import section, show, sources
-from anlit.compare.notes import note_on_model
+from anlit.compare.notes import differs_in_tuning_alone, note_on_model
 from anlit.compare.statistics import Summary
 from anlit.compare.tokenizers import with_common_measure
 from anlit.config.labels import ARCHITECTURES
@@ -138,7 +138,8 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
     """The baseline among groups, and notes on how it was chosen. UserError if there is none."""
     labels = "; ".join(repr(group.label) for group in groups)
     if name is not None:
-        return _baseline_named(groups, name, labels), []
+        group = _baseline_named(groups, name, labels)
+        return group, list(_notes_on_weak_baseline(group, groups))
     standard = [group for group in groups if group.architecture == STANDARD]
     if not standard:
         raise UserError(
@@ -152,6 +153,19 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
             reason += " of those that finished"
         notes.append(f"Baseline: of {len(standard)} {STANDARD} groups, {reason}.")
     return best, notes
+
+
+def _notes_on_weak_baseline(baseline: Group, groups: Sequence[Group]) -> Iterator[str]:
+    """Tell if the same model with another tuning ends lower than a baseline that the user named."""
+    loss = Summary(baseline.final_losses()).mean
+    for group in groups:
+        other_loss = Summary(group.final_losses()).mean
+        if not (loss and other_loss and other_loss < loss) or group.unfinished:
+            continue
+        if differs_in_tuning_alone(group, baseline):
+            losses = f"at {other_loss:.4f}, the baseline at {loss:.4f}"
+            consequence = "speed-ups over a worse tuned baseline are too good"
+            yield f"Baseline: {group.label!r} ends LOWER, {losses}; {consequence}."
 
 
 def _rank(group: Group) -> tuple[bool, float]:

@@ -81,6 +81,8 @@ def show(comparison: Comparison) -> None:
     console.print(Table(f"Convergence against {comparison.baseline.label}", head, rows))
     for line in explain_marks(rows):
         console.print(line)
+    if any(result.speedup.is_single for result in comparison.results[1:]):
+        console.print("a speed-up without an interval: one seed, which chance alone may explain")
     for note in comparison.notes:
         console.print(without_control_codes(f"note: {note}"))
     paths = f"Plot: {comparison.plot}, page: {comparison.output / 'report.html'}"
@@ -110,6 +112,8 @@ def _finding(result: Result) -> str:
         text += f"has a loss on {loss} only"
     if result.loss is not None and result.p_holm is not None:
         text += f", {_test_in_words(result.loss, result.p_holm)}"
+    elif result.speedup.is_single:
+        text += " on one seed, which tests nothing"
     speedup = f"speed-up {result.speedup.words} in {measure.short_length}"
     text += f"; {partial_reach(result.speedup) or speedup}"
     if result.wall_clock:

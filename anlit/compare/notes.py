@@ -30,6 +30,7 @@ from anlit.config.schema import (
     setting_of,
 )
 from anlit.errors import UserError
+from anlit.reporting.text import count_of
 from anlit.runs.folders import Run, commit_label, hardware_label
 from anlit.runs.groups import ATTENTION, Group, counted_runs, records
 from anlit.runs.labels import differing, short_names, show
@@ -55,6 +56,8 @@ WIDE = 1.3
 
 A line between two points of a power law with a small exponent is then 1 % late; at 2 it is 8 %.
 """
+LASTING = 1.05
+"""The ratio of the speed-ups to the first and to the last crossing from which a note has both."""
 CONTENT = "data.content"
 TOKENIZER = "data.tokenizer"
 FOLLOWS_TOKENIZER = (
@@ -213,6 +216,15 @@ def _notes_against(group: Group, baseline: Group, speedup: SpeedUp) -> Iterator[
         fact = "had the baseline's final loss and END ABOVE it"
         consequence = "its speed-up counts to the first crossing"
         yield f"{group.label}: {runs} {fact}; {consequence}."
+    if speedup.mean and speedup.lasting and speedup.mean > LASTING * speedup.lasting:
+        fact = "a run has the baseline's final loss, RISES ABOVE it and has it again"
+        consequence = f"to the last crossing its speed-up is {speedup.lasting:.2f}"
+        yield f"{group.label}: {fact}; {consequence}."
+    if speedup.missing:
+        n_pairs = count_of(len(speedup.values), "common seed")
+        fact = f"lacks {speedup.missing} of the baseline's seeds"
+        consequence = f"its speed-up is of {n_pairs}, the baseline's mean loss of all its seeds"
+        yield f"{group.label}: {fact}; {consequence}."
     if speedup.limits and not speedup.bound:
         low, high = speedup.limits
         if high > WIDE * low:
@@ -289,6 +301,12 @@ def note_on_model(group: Group, baseline: Group) -> Iterator[str]:
         values = _in_words(group.settings, names)
         baseline_values = _in_words(baseline.settings, names)
         yield f"{group.label}: another model, {values}; the baseline has {baseline_values}."
+
+
+def differs_in_tuning_alone(group: Group, other: Group) -> bool:
+    """Whether two groups train the same model on the same task, with other rates or decays."""
+    keys = differing([group.settings, other.settings])
+    return all(setting_of(key).role is TUNING for key in keys)
 
 
 def _hidden_by_labels(group: Group, baseline: Group, names: dict[str, str]) -> dict[str, str]:

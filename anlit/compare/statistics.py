@@ -10,7 +10,7 @@ a mean over the runs that get there is too good.
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -262,6 +262,9 @@ class SpeedUp:
         left_out: The number of runs in no pair: on seeds that the baseline does not have, or that
             a later run has too.
         risen: The number of runs that had the baseline's final loss and end above it.
+        lasting: The mean if each crossing were the last one, after which the run stays at or below
+            the baseline's final loss. None without a mean, or if a run ends above.
+        missing: The number of the baseline's seeds that the other arm lacks.
         limits: The mean if each crossing were at the later, or at the earlier, of the two
             validations around it. None without a mean.
         obstacle: Why the runs cannot be compared, in two words. "" if they can.
@@ -272,6 +275,8 @@ class SpeedUp:
     paired: bool = True
     left_out: int = 0
     risen: int = 0
+    lasting: float | None = None
+    missing: int = 0
     limits: tuple[float, float] | None = None
     obstacle: str = ""
 
@@ -279,6 +284,11 @@ class SpeedUp:
     def pairs(self) -> str:
         """` (1 seed)`, the number of pairs behind a number, if runs are left out."""
         return f" ({count_of(len(self.values), 'seed')})" if self.left_out else ""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a single pair of seeds has a value."""
+        return len(self.values) == 1 and self.mean is not None
 
     @property
     def mean(self) -> float | None:
@@ -368,6 +378,18 @@ def tokens_to_loss(curve: Curve, loss: float) -> float | None:
     return float(np.interp(-loss, -curve.loss[crossing], curve.tokens[crossing]))
 
 
+def tokens_to_stay(curve: Curve, loss: float) -> float | None:
+    """Training tokens from which `curve` stays at or below `loss`. None if it ends above."""
+    above = np.flatnonzero(curve.loss > loss)
+    if len(above) == 0:
+        return float(curve.tokens[0])
+    last_above = above[-1]
+    if last_above + 1 == len(curve):
+        return None
+    crossing = slice(last_above, last_above + 2)
+    return float(np.interp(-loss, -curve.loss[crossing], curve.tokens[crossing]))
+
+
 def validations_around(curve: Curve, loss: float) -> tuple[float, float] | None:
     """Tokens of the two validations between which `curve` first is at `loss`. None if it never is.
 
@@ -398,11 +420,20 @@ def speed_up(baseline: SeededCurves, curves: SeededCurves, obstacle: str = "") -
         pairs = [(mean, curve) for _, curve in curves]
     if any(_rises(partner) for partner, _ in pairs):
         return SpeedUp((), paired=is_paired, obstacle="baseline rises")
-    values = [_speed_up_of_pair(partner, curve) for partner, curve in pairs]
+    values = [_speed_up_of_pair(partner, curve, tokens_to_loss) for partner, curve in pairs]
+    lasting = [_speed_up_of_pair(partner, curve, tokens_to_stay) for partner, curve in pairs]
     bound = any(_starts_below(partner, curve) for partner, curve in pairs)
-    risen = sum(_ends_above(partner, curve) for partner, curve in pairs)
     limits = _limits_of_mean([_limits_of_pair(partner, curve) for partner, curve in pairs])
-    return SpeedUp(tuple(values), bound, is_paired, len(curves) - len(pairs), risen, limits)
+    return SpeedUp(
+        tuple(values),
+        bound,
+        is_paired,
+        left_out=len(curves) - len(pairs),
+        risen=sum(_ends_above(partner, curve) for partner, curve in pairs),
+        lasting=SpeedUp(tuple(lasting)).mean,
+        missing=len(partners.keys() - dict(curves).keys()) if is_paired else 0,
+        limits=limits,
+    )
 
 
 def _limits_of_mean(limits: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
@@ -431,13 +462,20 @@ def _mean_of_all(curves: SeededCurves) -> Curve | None:
     return mean_curve(finished)[0] if len(finished) == len(curves) else None
 
 
-def _speed_up_of_pair(baseline: Curve | None, curve: Curve | None) -> float | None:
-    """Tokens of the baseline over tokens of the run. None if a run failed or never has the loss."""
+def _speed_up_of_pair(
+    baseline: Curve | None,
+    curve: Curve | None,
+    tokens_of_run: Callable[[Curve, float], float | None],
+) -> float | None:
+    """Tokens of the baseline over tokens of the run. None if a run failed or never has the loss.
+
+    `tokens_of_run` counts the run's tokens, to its first crossing or to its last.
+    """
     if baseline is None or curve is None:
         return None
     target = float(baseline.loss[-1])
     baseline_tokens = tokens_to_loss(baseline, target)
-    tokens = tokens_to_loss(curve, target)
+    tokens = tokens_of_run(curve, target)
     return baseline_tokens / tokens if baseline_tokens and tokens else None
 
 

@@ -137,10 +137,20 @@ def _check_annealing(study: Study) -> None:
             )
 
 
-def _check_equal_tuning(study: Study) -> None:
+def unequal_tuning(study: Study) -> str:
+    """`gpt 1, angpt 3`: the settings that each arm tries. "" if all try as many.
+
+    An arm with a single setting is not tuned, and counts.
+    """
     sizes = {len(arm.points) for arm in study.arms}
-    if len(sizes) > 1 and study.content.get("equal_tuning") is not False:
-        counts = ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
+    if len(sizes) == 1:
+        return ""
+    return ", ".join(f"{arm.name} {len(arm.points)}" for arm in study.arms)
+
+
+def _check_equal_tuning(study: Study) -> None:
+    counts = unequal_tuning(study)
+    if counts and study.content.get("equal_tuning") is not False:
         raise UserError(
             f"the arms of {study.path} are tuned over different numbers of settings ({counts}), "
             "which favours some: make them equal, or allow it with `equal_tuning: false`"

@@ -16,6 +16,7 @@ from anlit.io.write import write_json
 from anlit.reporting.page import write_page
 from anlit.reporting.table import NONE, SafeConsole, Table, markdown_table
 from anlit.reporting.text import code, count_of, echo, literal, without_control_codes
+from anlit.study.fairness import unequal_tuning
 from anlit.study.plan import AnnealedRun
 from anlit.study.results import StudyResults
 from anlit.study.sections.annealed import raw_numbers, summary_tables
@@ -70,6 +71,9 @@ def print_summary(results: StudyResults, console: SafeConsole) -> None:
         console.print(Table(results.study.title, head, rows, left=(0, 1)))
     for line in explain_marks(rows):
         console.print(line)
+    counts = unequal_tuning(results.study)
+    if counts:
+        console.print(without_control_codes(f"note: UNEQUAL TUNING, settings tried: {counts}"))
     for arm_tuning in results.tunings:
         for edge in arm_tuning.edges:
             noun = "range" if arm_tuning.arm.ranges else "grid"
@@ -233,6 +237,9 @@ def _progress(results: StudyResults) -> str:
             sentences.append(f"Each measured run is annealed to {lengths} steps.")
     else:
         sentences.append("Tuning only, nothing is measured.")
+    counts = unequal_tuning(results.study)
+    if counts:
+        sentences.append(f"UNEQUAL TUNING, settings tried: {literal(counts)}.")
     unfinished_arms = []
     failed_arms = []
     for arm in results.study.arms:

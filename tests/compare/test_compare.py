@@ -77,6 +77,18 @@ def test_a_printed_table_without_marks_explains_none(make_run, tmp_path, capsys)
     assert "interval" not in printed
 
 
+@pytest.mark.usefixtures("no_plot")
+def test_a_single_seed_claims_no_certainty(make_run, tmp_path, capsys):
+    make_run("a")
+    make_run("b", {100: 5.0, 200: 3.0, 400: 2.5}, model=NGPT)
+
+    compare([str(tmp_path / "runs")], str(tmp_path / "out"))
+
+    assert "a speed-up without an interval: one seed" in capsys.readouterr().out
+    sentence = "ends at 2.5000 nats per token on one seed, which tests nothing; speed-up 2.00"
+    assert sentence in (tmp_path / "out" / "report.md").read_text()
+
+
 @pytest.mark.usefixtures("no_plot", "runs")
 def test_the_table_has_losses_and_speed_ups(tmp_path, angpt_speedups):
     report = report_on_runs(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from anlit.compare.compare import compare
 from anlit.compare.comparison import NOT_MEASURED
-from tests.compare.conftest import NGPT
+from tests.compare.conftest import FALLING, NGPT
 from tests.compare.reports import H200, LR
 
 OTHER_CONTENT = {"data": {"content_sha256": "c1", "tokenizer_sha256": "t0"}}
@@ -234,6 +234,58 @@ def test_a_setting_that_the_labels_show_needs_no_note(make_run, tmp_path, settin
     notes = compare([str(baseline), str(run)], str(tmp_path / "o"), baseline=str(baseline)).notes
 
     assert notes == (NOT_MEASURED,)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("losses", "note"),
+    [
+        pytest.param({100: 3.5, 200: 2.5, 300: 3.5, 400: 2.5}, "speed-up is 1.14.", id="twice"),
+        pytest.param({100: 3.5, 200: 2.5, 300: 2.7, 400: 2.5}, "", id="a rise below the loss"),
+        pytest.param({100: 2.5, 200: 3.5, 400: 2.5}, "speed-up is 1.33.", id="from the start"),
+    ],
+)
+def test_a_loss_that_is_reached_twice_is_noted(make_run, tmp_path, losses, note):
+    """The first crossing may be an accident of a noisy curve."""
+    run = make_run("b", losses, model=NGPT)
+
+    notes = "\n".join(notes_on(make_run("a"), run, tmp_path / "o"))
+
+    assert ("RISES ABOVE" in notes) == bool(note)
+    assert note in notes
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_seeds_that_only_the_baseline_has_are_noted(make_run, tmp_path):
+    """A seed that was never trained, or whose folder is gone, is not among the failed runs."""
+    for seed in (1, 2, 3):
+        make_run(f"a{seed}", seed=seed)
+    make_run("b", model=NGPT, seed=2)
+
+    notes = compare([str(tmp_path / "runs")], str(tmp_path / "o")).notes
+
+    note = "nGPT, plain: lacks 2 of the baseline's seeds; its speed-up is of 1 common seed"
+    assert note in "\n".join(notes)
+
+
+@pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize(
+    ("settings", "is_noted"),
+    [
+        pytest.param({LR: 0.01}, True, id="rate"),
+        pytest.param({LR: 0.01, LAYERS: 4}, False, id="another model"),
+    ],
+)
+def test_a_named_baseline_with_a_better_tuned_twin_is_noted(make_run, tmp_path, settings, is_noted):
+    baseline = make_run("a", settings={LAYERS: 2})
+    better = {tokens: loss - 0.5 for tokens, loss in FALLING.items()}
+    make_run("b", better, settings={LAYERS: 2} | settings)
+
+    notes = compare([str(tmp_path / "runs")], str(tmp_path / "o"), str(baseline)).notes
+
+    assert (
+        any("ends LOWER, at 2.5000, the baseline at 3.0000" in note for note in notes) == is_noted
+    )
 
 
 @pytest.mark.usefixtures("no_plot")

@@ -248,6 +248,21 @@ def test_arms_with_other_numbers_of_tries_are_refused_unless_the_file_allows_it(
     assert len(unequal.tuning_runs()) == 11
 
 
+def test_the_report_and_the_console_tell_of_unequal_tuning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An arm with one setting is not tuned, which is the least equal of all."""
+    single = {"configs": ["gpt.yaml"], "tune": {RATE: [0.2]}}
+    study = searched(folder, arms={"gpt": RATE_ARM, "single": single}, equal_tuning=False)
+
+    text = reported(study, folder)
+    print_summary(read_results(study, folder / "out"), Console(width=150))
+
+    assert "UNEQUAL TUNING, settings tried: gpt 8, single 1." in text
+    assert "Tuning budget: UNEQUAL, settings tried: gpt 8, single 1, each" in text
+    assert "note: UNEQUAL TUNING, settings tried: gpt 8, single 1" in capsys.readouterr().out
+
+
 def check_refusal(folder: Path, message: str, **changes: Any) -> None:
     """A study with an arm that draws the rate is refused in a single sentence."""
     study = {"search": {"draws": 4}, "arms": {"gpt": RATE_ARM}, "seeds": [1]} | changes

@@ -9,6 +9,8 @@ from typing import Any
 
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import count_of, literal
+from anlit.study.fairness import unequal_tuning
+from anlit.study.plan import Study
 from anlit.study.results import StudyResults, Tuning, is_number
 from anlit.study.sections.draws import draws
 
@@ -39,10 +41,10 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     noun = "grid" if results.study.search is None else "range"
     return [
         "## Tuning",
-        f"Tuning budget: {_budget(tunings)}, each trained on {n_seeds} ({', '.join(seeds)}) that "
-        "the measurement does not use, in full length. The best by final validation loss (nats "
-        f"per token) is measured. A best value at the edge of its {noun} means that a wider {noun} "
-        "might find a better one.",
+        f"Tuning budget: {_budget(results.study)}, each trained on {n_seeds} ({', '.join(seeds)}) "
+        "that the measurement does not use, in full length. The best by final validation loss "
+        f"(nats per token) is measured. A best value at the edge of its {noun} means that a wider "
+        f"{noun} might find a better one.",
         markdown_table([*TUNING_COLUMNS, f"edge of the {noun}"], rows),
         *draws(results),
         "## Tuning, all settings",
@@ -50,12 +52,12 @@ def tuning(results: StudyResults, options: dict[str, Any]) -> list[str]:
     ]
 
 
-def _budget(tunings: list[Tuning]) -> str:
+def _budget(study: Study) -> str:
     """How many settings were tried for each arm, with a warning if arms differ."""
-    counts = sorted({len(arm_tuning.points) for arm_tuning in tunings})
-    if len(counts) == 1:
-        return f"{counts[0]} settings for each arm"
-    return f"UNEQUAL: {counts[0]} to {counts[-1]} settings"
+    counts = unequal_tuning(study)
+    if counts:
+        return f"UNEQUAL, settings tried: {literal(counts)}"
+    return f"{len(study.arms[0].points)} settings for each arm"
 
 
 def _best_row(arm_tuning: Tuning) -> list[str]:
