@@ -5,7 +5,7 @@ concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E�
 `anlit.nn.layers.norms`.
 
     h = E[token]
-    q, k, v = ν_qkv W h;   q, k → RoPE → rms (QK-norm)      softmax scale 1/√D
+    q, k, v = ν_qkv W h;   q, k → rms (QK-norm) → RoPE      softmax scale 1/√D
     h_A = ν_p W_o · Attn(q, k, v)                           h ← ν(α_A) ∘ (h + α_A ∘ (h_A − h))
     u = ν_uz W_u h,  z = ν_uz W_z h
     h_M = ν_d W_d (ν_acf · u ∘ SiLU(√d z))                  h ← ν(α_M) ∘ (h + α_M ∘ (h_M − h))
@@ -14,7 +14,8 @@ concentrates at its mean. The rows of the weights are bounded by 1. ν = 1/√E�
 The attention average has no factor. This is exact if attention is peaked. QK-norm is the only norm
 layer. There is no weight decay and no warm-up.
 
-Deviations: QK-norm has no gain, which is our reading of the paper. Two settings come from nGPT.
+Deviations: QK-norm has no gain, which is our reading of the paper. It comes before RoPE, where the
+paper has it after: a rotation keeps norms. Two settings come from nGPT.
 `s_qk` multiplies q and k after the QK-norm (q ∘ s_qk). `silu_std` replaces √(d/f) as the standard
 deviation of √d z.
 
