@@ -60,6 +60,7 @@ LASTING = 1.05
 """The ratio of the speed-ups to the first and to the last crossing from which a note has both."""
 CONTENT = "data.content"
 TOKENIZER = "data.tokenizer"
+INITIAL_WEIGHTS = "initial_weights"
 FOLLOWS_TOKENIZER = (
     CONTENT,
     TOKENIZER,
@@ -268,6 +269,8 @@ def _notes_on_task(group: Group, baseline: Group) -> Iterator[str]:
         else:
             kind = "trained differently"
         values = f"{show(settings, key)}, the baseline {show(baseline_settings, key)}"
+        if key == INITIAL_WEIGHTS:
+            values += "; the tokens of EARLIER TRAINING are not counted"
         yield f"{group.label}: {kind}: {name} is {values}."
 
 

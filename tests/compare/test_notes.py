@@ -86,6 +86,7 @@ def test_only_a_run_that_had_the_loss_can_end_above_it(make_run, tmp_path, losse
         ("trainer.gradient_clip_val", 0.5, "trained differently: gradient_clip_val is 0.5"),
         ("trainer.precision", "bf16-true", "precision is bf16-true, the baseline 32-true."),
         ("initial_weights", "a.ckpt", "trained differently: initial_weights is True, the baseline"),
+        ("initial_weights", "a.ckpt", "none; the tokens of EARLIER TRAINING are not counted."),
         (
             "trainer.callbacks",
             callback("EarlyStopping", patience=1),
