@@ -151,6 +151,8 @@ def _find_baseline(groups: list[Group], name: str | None) -> tuple[Group, list[s
         reason = f"{best.label!r} has the lowest mean final loss"
         if not best.unfinished and any(group.unfinished for group in standard):
             reason += " of those that finished"
+        elif not best.lost and any(group.lost for group in standard):
+            reason += " of those without a LOST run"
         notes.append(f"Baseline: of {len(standard)} {STANDARD} groups, {reason}.")
     return best, notes
 

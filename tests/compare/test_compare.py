@@ -89,6 +89,19 @@ def test_a_single_seed_claims_no_certainty(make_run, tmp_path, capsys):
     assert sentence in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("no_plot")
+def test_a_better_gpt_group_that_lost_a_run_is_no_silent_loser(make_run, tmp_path):
+    """Without a mean loss it cannot be the baseline, and its other seeds may well be better."""
+    make_run("a")
+    make_run("better", {100: 4.0, 400: 2.0}, settings={LR: 0.005})
+    failed = {"status": "failed", "error": "NaN"}
+    make_run("lost", {}, seed=2, settings={LR: 0.005}, record=failed)
+
+    notes = compare([str(tmp_path / "runs")], str(tmp_path / "out")).notes
+
+    assert "lowest mean final loss of those without a LOST run." in notes[0]
+
+
 @pytest.mark.usefixtures("no_plot", "runs")
 def test_the_table_has_losses_and_speed_ups(tmp_path, angpt_speedups):
     report = report_on_runs(tmp_path)
