@@ -17,6 +17,7 @@ import anlit
 from anlit.commands import COMMANDS, EVALUATIONS, FILES, LIGHTNING
 from anlit.commands.garbage_collection import collector_paused
 from anlit.config.options import ToolParser
+from anlit.error_origins import message_of
 from anlit.errors import (
     INTERRUPTED,
     PREEMPTED,
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a broken pipe is noticed here, not when Python exits
     except UserError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(message_of(error), error.exit_code)
     except Preempted:
         fix = "start it again, fit with --ckpt_path last where it has a checkpoint"
         return _fail(f"ended by a signal: {fix}", PREEMPTED)

@@ -16,6 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
+from anlit.error_origins import message_of, origin_of
+
 Cause = TypeVar("Cause", bound=BaseException)
 RUN_FOLDER: ContextVar[str] = ContextVar("RUN_FOLDER", default="")
 """The folder for the traceback of an unforeseen error; "" for the folder of temporary files."""
@@ -146,7 +148,7 @@ def encoding_error(error: BaseException) -> UserError | None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class if it has none."""
-    lines = str(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
@@ -158,19 +160,22 @@ def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
 def report_unforeseen(error: BaseException) -> str:
     """Write the traceback of an unforeseen error to a file; return a sentence that names the file.
 
-    An error is unforeseen if it is not a `UserError`.
+    An error is unforeseen if it is not a `UserError`. The sentence names the line of the user's
+    class that failed, if there is one.
     """
     path = _write_traceback(error)
+    origin = origin_of(error)
+    message = textwrap.shorten(message_of(error), LONGEST_MESSAGE, placeholder=" …")
+    place = f"{origin.file}:{origin.line}"
+    if origin.process is not None:
+        place = f"{place} in {origin.process}"
     if path is None:
         advice = "its traceback could not be written"
+    elif origin.is_users:
+        advice = f"correct this line, or report it with {path}, which has the traceback"
     else:
         advice = f"please report it with {path}, which has the traceback"
-    message = textwrap.shorten(str(error), LONGEST_MESSAGE, placeholder=" …")
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"unforeseen {type(error).__name__} ({message}) at {frame.filename}:{frame.lineno}: "
-        f"{advice}"
-    )
+    return f"unforeseen {origin.kind} ({message}) at {place}: {advice}"
 
 
 def _write_traceback(error: BaseException) -> Path | None:

@@ -7,6 +7,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from anlit.errors import UserError
+
 N_ROWS = 41
 LENGTH = 16
 ROWS = torch.randint(0, 50, (N_ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(3))
@@ -61,6 +63,36 @@ class Collated(Pairs):
             num_workers=self.num_workers,
             collate_fn=self.collate,
             multiprocessing_context=self.start_method,
+        )
+
+
+class Mistaken(Rows):
+    """The seventh item raises an error of this kind."""
+
+    def __init__(self, kind: str = "KeyError") -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7 and self.kind == "KeyError":
+            return {}["text"]
+        if index == 7 and self.kind == "library":
+            return torch.stack([self.rows[0], self.rows[1][:3]])
+        if index == 7 and self.kind == "UserError":
+            raise UserError("row 7 is empty: remove it")
+        return super().__getitem__(index)
+
+
+class FailsInWorker(Collated):
+    """Its dataset fails in a worker process, or in the run without workers."""
+
+    def __init__(self, kind: str = "KeyError", num_workers: int = 2) -> None:
+        super().__init__(num_workers)
+        self.kind = kind
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(
+            Mistaken(self.kind), 4, num_workers=self.num_workers, collate_fn=self.collate
         )
 
 

@@ -142,7 +142,7 @@ def test_an_unforeseen_error_names_the_file_to_report(
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "anlit: error: " in line]
     (file,) = (tmp_path / "new").glob("error-*.txt")
     assert "unforeseen KeyError (" in error
-    assert f"brokenlab.py:5: please report it with {file}, which has the traceback" in error
+    assert f"brokenlab.py:5: correct this line, or report it with {file}, which has" in error
     assert "\x1b" not in error
     assert "Traceback (most recent call last)" in file.read_text()
 
