@@ -30,6 +30,8 @@ DATA_LOADER_START = "_get_iterator"
 SHARED_MEMORY = re.compile(r"unable to [^<>]*</torch_\w+>[^:]*: ([\w ]+) \(\d+\)")
 """torch's texts if processes cannot share a tensor, with the system's reason."""
 LOST_WORKER = re.compile(r"DataLoader worker .*?(killed by signal: [\w ]+|exited unexpectedly)")
+LOST_RANK = re.compile(r"Connection \w+ by peer")
+"""gloo's texts if a rank has ended; NCCL aborts the process. What follows, a port, differs."""
 
 
 def run_error(error: Exception) -> RunError | None:
@@ -87,8 +89,9 @@ def _machine_error(error: BaseException) -> RunError | None:
         cause = lost_worker[1]
         fix = "free memory, enlarge /dev/shm, or lower data.num_workers"
         return RunError(f"a process of data.num_workers was lost ({cause}): {fix}, {CONTINUE}")
-    if "by peer" in text:  # gloo's message; NCCL aborts the process
-        cause = first_cause(error)
+    lost_rank = LOST_RANK.search(text)
+    if lost_rank:
+        cause = lost_rank[0]
         fix = "continue with --ckpt_path last"
         return RunError(f"another rank of the run has ended ({cause}): {fix}")
     return None

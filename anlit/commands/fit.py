@@ -338,6 +338,7 @@ class FitCommand(ConfigurationParser):
             kwargs["callbacks"] = evaluation_callbacks(settings)
             kwargs["logger"] = settings.get("logger") or False
         trainer = super().instantiate_trainer(plugins=trainer_plugins(settings), **kwargs)
+        refusals.join(trainer)
         strategy: Strategy = trainer.strategy  # `auto` takes it by the machine
         check_device_type("--trainer.accelerator", strategy.root_device.type)
         divide_threads(getattr(strategy, "num_processes", 1))
@@ -428,20 +429,31 @@ def main(arguments: list[str]) -> int:
             )
     except SystemExit as exit_request:  # Lightning exits after an interruption
         if isinstance(exit_request.__context__, Preempted):
-            refusals.tell(PREEMPTED)
+            refusals.tell(PREEMPTED, exit_request.__context__)
             return PREEMPTED
         raise
     except (Preempted, KeyboardInterrupt) as error:
         # Before training, while other ranks may not have received the signal.
-        refusals.tell(PREEMPTED if isinstance(error, Preempted) else INTERRUPTED)
+        exit_code = PREEMPTED if isinstance(error, Preempted) else INTERRUPTED
+        if not refusals.tell(exit_code, error):
+            return exit_code
         raise
     except Exception as error:
-        machine_error = run_error(error)
-        if machine_error is not None:
-            refusals.tell(machine_error.exit_code)
-            raise machine_error from error
-        refusals.tell(error.exit_code if isinstance(error, UserError) else 1)
-        if isinstance(error, UserError) and not isinstance(error, RunError | DivergenceError):
-            run_folder.remove_refused_start(RUN_FOLDER.get())
-        raise
+        return _end_with_error(error)
     return 0
+
+
+def _end_with_error(error: Exception) -> int:
+    """Raise an error, or return its exit code if another rank prints it."""
+    machine_error = run_error(error)
+    raised_error = machine_error or error
+    exit_code = raised_error.exit_code if isinstance(raised_error, UserError) else 1
+    is_printed = refusals.tell(exit_code, raised_error)
+    is_refused = isinstance(raised_error, UserError)
+    if is_refused and not isinstance(raised_error, RunError | DivergenceError):
+        run_folder.remove_refused_start(RUN_FOLDER.get())
+    if not is_printed:
+        return exit_code
+    if machine_error is not None:
+        raise machine_error from error
+    raise error

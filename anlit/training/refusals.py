@@ -3,8 +3,12 @@
 If Lightning starts the ranks, it ends them too. Ranks of torchrun or Slurm have a store in which
 they meet. A refusing rank leaves its exit code there. From the first step on, ranks notice a lost
 rank by themselves. Each step has a small all-reduce on the host (`Interruption`).
+
+A mistake that several ranks find is printed by one of them. The store has the number of that rank.
 """
 
+import atexit
+import hashlib
 import os
 import signal
 import sys
@@ -30,6 +34,8 @@ SEEN = "anlit/seen"
 """Key of the store: the number of ranks that know of the refusal."""
 DONE = "anlit/done"
 """Key of the store: set when the refusing rank needs the store no longer."""
+ASKED = "anlit/asked"
+"""Key of the store: the number of failed ranks that know whether they print their error."""
 CONNECT_TIMEOUT = timedelta(minutes=10)
 """The longest wait of a listening rank for the store."""
 REFUSAL_TIMEOUT = timedelta(seconds=30)
@@ -37,7 +43,10 @@ REFUSAL_TIMEOUT = timedelta(seconds=30)
 POLL_S = 0.3
 """Seconds between two looks into the store."""
 GRACE_S = 2.0
-"""Seconds in which a rank may refuse with an error of its own, before it is ended."""
+"""Seconds in which a rank may refuse with an error of its own, before it is ended.
+
+Also the longest time for which failed ranks wait for rank 0 to print their error.
+"""
 
 
 class Refusals(L.Callback):
@@ -56,6 +65,7 @@ class Refusals(L.Callback):
 
     def listen(self) -> None:
         """End this process from now on, with the same exit code, when another rank refuses."""
+        self._environment = None
         for launcher in (TorchElasticEnvironment, SLURMEnvironment):
             if launcher.detect():
                 self._environment = launcher()
@@ -67,33 +77,41 @@ class Refusals(L.Callback):
             )
             self._listener.start()
 
+    def join(self, trainer: L.Trainer) -> None:
+        """Meet the ranks that Lightning starts; without a listener, because Lightning ends them."""
+        if self._environment is None:
+            self._environment = getattr(trainer.strategy, "cluster_environment", None)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stopped.set()
 
-    def tell(self, exit_code: int) -> None:
-        """Tell all ranks that this rank refuses.
+    def tell(self, exit_code: int, error: BaseException) -> bool:
+        """Tell all ranks that this rank refuses; return whether this rank prints the error.
 
-        Returns when they know, or after half a minute. From then on the launcher may end this
-        process, because they have ended. It still says why it refuses. If another rank has refused,
-        only a UserError is an error of this rank. Others come from the other rank's end, and this
-        process ends here.
+        Until training starts, it returns when all ranks know, or after half a minute. From then on
+        the launcher may end this process, because they have ended. It still says why it refuses. If
+        another rank has refused, only a UserError is an error of this rank. Others come from the
+        other rank's end, and this process ends here.
         """
         if self._has_heard and self._listener is not None and exit_code != UserError.exit_code:
             self._listener.join()
         environment = self._environment
-        if environment is None or self._stopped.is_set():
-            return
+        if environment is None or environment.world_size() == 1:
+            return True
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        is_printed = True
         with suppress(RuntimeError):  # the store is gone, and rank 0 with it
-            store = _connect(environment, REFUSAL_TIMEOUT)
-            self._stopped.set()
-            store.set(REFUSED, str(exit_code))
-            deadline = time.monotonic() + REFUSAL_TIMEOUT.total_seconds()
-            store.add(SEEN, 1)
-            while store.add(SEEN, 0) < environment.world_size() and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-            store.set(DONE, "")
+            is_starting = not self._stopped.is_set()
+            timeout = REFUSAL_TIMEOUT if is_starting else timedelta(seconds=GRACE_S)
+            store = _connect(environment, timeout)
+            if environment.global_rank() == 0:
+                store.set(_printer_key(error), "0")
+            if is_starting:
+                self._stopped.set()
+                _tell_exit_code(store, exit_code, environment.world_size())
+            is_printed = _prints(store, error, environment)
+        return is_printed
 
     def _end_with_refusal(self, environment: ClusterEnvironment) -> None:
         """Poll the store, and end this process when a rank has refused."""
@@ -110,6 +128,48 @@ class Refusals(L.Callback):
                     sys.stdout.flush()
                     sys.stderr.flush()
                     os._exit(exit_code)  # the main thread may wait for the refusing rank
+
+
+def _tell_exit_code(store: TCPStore, exit_code: int, n_ranks: int) -> None:
+    """Leave the exit code in the store, and wait until all ranks know it."""
+    store.set(REFUSED, str(exit_code))
+    deadline = time.monotonic() + REFUSAL_TIMEOUT.total_seconds()
+    store.add(SEEN, 1)
+    while store.add(SEEN, 0) < n_ranks and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    store.set(DONE, "")
+
+
+def _printer_key(error: BaseException) -> str:
+    """Return the key of the store for the rank that prints this error."""
+    text = f"{type(error).__name__}: {error}"
+    return f"anlit/prints/{hashlib.sha256(text.encode(errors='replace')).hexdigest()}"
+
+
+def _prints(store: TCPStore, error: BaseException, environment: ClusterEnvironment) -> bool:
+    """Return whether this rank prints the error: rank 0 if it has it too, else the first to ask.
+
+    The others end later. Launchers kill all ranks when the first of them has ended.
+    """
+    key = _printer_key(error)
+    rank = str(environment.global_rank())
+    deadline = time.monotonic() + GRACE_S
+    while not store.check([key]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    is_printer = store.compare_set(key, "", rank) == rank.encode()
+    store.add(ASKED, 1)
+    if not is_printer:
+        time.sleep(GRACE_S)
+    elif _has_store(environment):
+        atexit.register(_keep_store, store, environment.world_size())
+    return is_printer
+
+
+def _keep_store(store: TCPStore, n_ranks: int) -> None:
+    """Keep the store of this process, which has printed its error, until all ranks have asked."""
+    deadline = time.monotonic() + GRACE_S
+    while store.add(ASKED, 0) < n_ranks and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _has_store(environment: ClusterEnvironment) -> bool:

@@ -116,6 +116,13 @@ class Refuses(L.Callback):
             raise UserError("this rank alone refuses")
 
 
+class RefusesOnEachRank(L.Callback):
+    """A mistake that each rank notices with a sentence of its own."""
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        raise UserError(f"rank {trainer.global_rank} refuses")
+
+
 class EndsLate(L.Callback):
     """Lets a rank end seconds after it has decided to end at once, as on a busy machine."""
 

@@ -1,5 +1,6 @@
 """Runs `anlit` in processes that start with everything imported."""
 
+import atexit
 import multiprocessing
 import os
 import sys
@@ -137,4 +138,6 @@ def _run_rank(
     os.dup2(stderr, 2)
     sys.stdout = os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1)
-    raise SystemExit(main(arguments))
+    exit_code = main(arguments)
+    atexit._run_exitfuncs()  # a forked process leaves them out, a command does not
+    raise SystemExit(exit_code)
