@@ -4,6 +4,7 @@
 """
 
 import importlib
+import locale
 import logging
 import os
 import select
@@ -36,7 +37,7 @@ from anlit.training.lazy_torchmetrics import make_torchmetrics_lazy
 RESTARTABLE = (*LIGHTNING, "study", "prepare")
 """Commands that a signal ends in order, so that they can be started again."""
 NAMING_CLASSES = (*LIGHTNING, "size", "study")
-"""Commands whose configuration may name classes of any module."""
+"""Commands whose arguments are a configuration, which may name classes of any module."""
 USAGE = """\
 anlit {version}: train and compare GPT+, nGPT and anGPT
 
@@ -110,6 +111,8 @@ def _run_command(command: str, arguments: list[str]) -> int:
     is_main_thread = threading.current_thread() is threading.main_thread()
     is_restartable = command in RESTARTABLE and is_main_thread
     with preempted_by_signals() if is_restartable else nullcontext():
+        if command in NAMING_CLASSES:
+            _refuse_undecoded(arguments)
         if command in NAMING_CLASSES or any(text.startswith("--import") for text in arguments):
             sys.path.append(os.getcwd())  # last, so installed packages have precedence
         make_torchmetrics_lazy()
@@ -119,6 +122,24 @@ def _run_command(command: str, arguments: list[str]) -> int:
         if command in (*LIGHTNING, *EVALUATIONS):  # files with several commands
             arguments = [command, *arguments]
         return module.main(arguments) or 0
+
+
+def _refuse_undecoded(arguments: list[str]) -> None:
+    """Raise UserError for an argument that is no text: it could not be written to config.yaml.
+
+    Python stands surrogates for bytes that the system's encoding lacks.
+    """
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            fix = "choose another name"
+            with suppress(UnicodeDecodeError):
+                os.fsencode(argument).decode()
+                fix = f"this system's encoding is {locale.getencoding()}, set PYTHONUTF8=1"
+            raise UserError(
+                f"{argument} is not valid UTF-8, which config.yaml is written in: {fix}"
+            ) from error
 
 
 def _import_modules(arguments: list[str]) -> list[str]:

@@ -52,13 +52,6 @@ def make_run_folder(run_dir: str) -> None:
     Raises UserError if the folder cannot be made or written. Links in it are refused too.
     """
     try:
-        run_dir.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"run_dir={run_dir} is not valid UTF-8, which config.yaml is written in: choose "
-            "another name"
-        ) from error
-    try:
         if not os.path.lexists(run_dir):
             CREATED.add(run_dir)
         Path(run_dir).mkdir(parents=True, exist_ok=True)

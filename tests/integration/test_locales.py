@@ -46,6 +46,22 @@ def test_a_configuration_that_the_locale_cannot_read_is_explained(tmp_path: Path
     assert result.stderr.endswith("set PYTHONUTF8=1\n")
 
 
+@pytest.mark.parametrize(
+    "command", ["fit --data=ä", "size --model=ä", "study --config=ä.yaml", "validate ä"]
+)
+def test_an_argument_that_the_locale_lacks_is_explained(command: str) -> None:
+    """Python stands surrogates for its bytes, which no file in UTF-8 can hold."""
+    result = subprocess.run(
+        [sys.executable, "-m", "anlit", *command.split()],
+        env=os.environ | ASCII,
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 2
+    assert "this system's encoding is ANSI_X3.4-1968, set PYTHONUTF8=1" in result.stderr
+
+
 def test_an_unforeseen_error_without_a_folder_for_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
