@@ -19,6 +19,7 @@ from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
 from anlit.config.trackers import missing_package
 from anlit.config.value_checks import TYPES_IN_WORDS, unknown_precision
+from anlit.io.yaml_text import COUNT_SUFFIXES
 
 LONGEST_MESSAGE = 400
 """Characters of a message that no pattern explains."""
@@ -260,6 +261,8 @@ def _explain_type(error: ParserError, match: re.Match[str]) -> str:
     fix = " or ".join(dict.fromkeys(map(_type_in_words, kinds)))
     if value == "None":
         return f"{error.key} has an empty value: give {fix}"
+    if re.fullmatch(r"[\d.]+[A-Za-z]", value) and {"int", "float"}.intersection(kinds):
+        fix += f"; a count may end in {', '.join(COUNT_SUFFIXES)}"
     if value[:1] in ("[", "{") and "str" in kinds:  # the parser took the text for YAML
         fix += ", one in brackets with quotes in a --config FILE"
     elif kinds == ["str"]:

@@ -82,15 +82,23 @@ def dump_yaml(content: Any) -> str:
     )
 
 
-COUNT_SUFFIXES = {"k": 1_000, "M": 1_000_000, "B": 1_000_000_000, "T": 1_000_000_000_000}
+COUNT_SUFFIXES = {
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "B": 10**9,
+    "T": 10**12,
+}
+"""Ends of counts. A small m is milli, and G is a unit of bytes."""
+COUNT = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(COUNT_SUFFIXES)}])")
 
 
 def parse_scalar(text: str) -> Any:
     """Return the boolean, number or null in `text`, for a key that needs it, or `text`.
 
-    A count may end in k, M, B or T: `2M` is 2,000,000.
+    A count may end in one of `COUNT_SUFFIXES`: `2M` is 2,000,000.
     """
-    count = re.fullmatch(r"(\d+(?:\.\d+)?)([kMBT])", text)
+    count = COUNT.fullmatch(text)
     if count is not None:
         value = Decimal(count[1]) * COUNT_SUFFIXES[count[2]]
         return int(value) if value == value.to_integral_value() else text

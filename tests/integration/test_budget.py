@@ -83,6 +83,8 @@ def test_a_run_with_a_budget_is_continued_with_its_steps(shards: Path, tmp_path:
     ([NO_STEPS, "--max_tokens=100"], "100 tokens are less than a step of 128: give more tokens"),
     ([NO_STEPS, "--max_tokens=-5"], "max_tokens=-5.0 is out of range: give more than 0"),
     ([NO_STEPS, "--max_tokens=many"], "max_tokens=many is of the wrong type: give a number"),
+    ([NO_STEPS, "--max_tokens=2m"], "give a number; a count may end in k, K, M, B, T"),
+    (["--trainer.max_steps=10G"], "give an integer; a count may end in k, K, M, B, T"),
 ])  # fmt: skip
 def test_a_wrong_budget_is_one_sentence(shards, tmp_path, refusal, options, words: str) -> None:
     assert words in refusal(*fit_arguments(shards, tmp_path / "run", *options))

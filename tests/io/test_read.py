@@ -319,7 +319,7 @@ def test_a_line_that_is_not_complete_is_left_out(torn: bytes, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("text", "value"), [
-    ("2M", 2_000_000), ("10B", 10_000_000_000), ("1.5k", 1500), ("1T", 10**12),
+    ("2M", 2_000_000), ("10B", 10_000_000_000), ("1.5k", 1500), ("10K", 10_000), ("1T", 10**12),
     ("1.0001k", "1.0001k"), ("2m", "2m"), ("M", "M"),
 ])  # fmt: skip
 def test_a_count_may_have_a_suffix(text: str, value: object) -> None:
