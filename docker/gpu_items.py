@@ -70,7 +70,7 @@ TOY_SIZES = SIZES | {
     ),
     "ATTENTION": (
         "python -m anlit benchmark attention --preset cpu --widths 16 --rounds 2"
-        " --entrants 'plain,sdpa scale-invariant,blockwise'"
+        " --kernels 'plain,sdpa scale-invariant,blockwise'"
     ),
     "SHORT": "--lengths 32",
     "KERNELS": "--kernels blockwise,eager",

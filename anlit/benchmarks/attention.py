@@ -34,7 +34,7 @@ BACKWARD = 2.5
 forward pass two, because it recomputes the scores."""
 PRESETS = {
     "h200": {
-        "entrants": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash "
+        "kernels": "plain,sdpa plain,flash plain,flex plain,triton log-n,flash "
         "scale-invariant,flex scale-invariant,triton scale-invariant-learned,triton",
         "widths": (64, 128),
         "lengths": (2048, 4096, 16384, 65536),
@@ -44,7 +44,7 @@ PRESETS = {
         "dtype": "bfloat16",
     },
     "cpu": {
-        "entrants": "plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise "
+        "kernels": "plain,sdpa plain,blockwise plain,eager alibi,sdpa alibi,blockwise "
         "scale-invariant,blockwise scale-invariant,eager",
         "widths": (64,),
         "lengths": (256, 1024, 4096),
@@ -82,7 +82,7 @@ def groups_by_shape(options: argparse.Namespace) -> Iterator[CaseGroup]:
             "batch": batch,
         }
         cases = []
-        for mechanism, kernel in options.entrants:
+        for mechanism, kernel in options.kernels:
             label = f"{mechanism}, {kernel}"
             case = {"label": label, "mechanism": mechanism, "kernel": kernel, "shape": shape}
             cases.append(case)
@@ -121,11 +121,11 @@ def _build(dtype: torch.dtype, device: torch.device, row: Row, earlier_rows: lis
 
 
 def attention_parser() -> ToolParser:
-    example = "--entrants 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
+    example = "--kernels 'plain,sdpa scale-invariant,eager' --widths 64 --lengths 1024"
     parser = benchmark_parser("attention", __doc__, example, PRESETS)
     add = parser.add_argument
-    entrants = "mechanism,kernel pairs between spaces (the preset's)"
-    add("--entrants", type=mechanisms_with_kernels, metavar="LIST", help=entrants)
+    pairs = "mechanism,kernel pairs between spaces (the preset's)"
+    add("--kernels", type=mechanisms_with_kernels, metavar="LIST", help=pairs)
     add("--widths", type=numbers, metavar="D,…", help="head widths")
     add("--lengths", type=numbers, metavar="T,…", help="tokens in a sequence")
     return parser

@@ -79,7 +79,7 @@ def test_attention_measures_and_writes_every_kernel(
 ) -> None:
     record, (dense, packed) = run(tmp_path, "attention")
 
-    kernels = attention.PRESETS["cpu"]["entrants"].split()
+    kernels = attention.PRESETS["cpu"]["kernels"].split()
     assert " ".join(dense).replace(", ", ",").split() == kernels
     n_pairs = 32 * 33 // 2 * 128 * 16  # 128 sequences of 32, 16 heads of width 8
     for row in dense.values():
@@ -101,7 +101,7 @@ def test_attention_measures_and_writes_every_kernel(
 
 @pytest.mark.parametrize("peaks", [(1e9, 3e9), (3e9, 1e9)], ids=["busy before", "busy after"])
 @pytest.mark.parametrize(
-    "command", ["attention --entrants plain,sdpa", "step --models GPT --peers none"]
+    "command", ["attention --kernels plain,sdpa", "step --models GPT --peers none"]
 )
 def test_the_greater_of_two_measured_peaks_counts(
     tmp_path: Path, monkeypatch, command: str, peaks: tuple[float, float]
@@ -129,7 +129,7 @@ def test_a_kernel_that_is_wrong_fails_or_is_unsupported_is_named_and_not_timed(
         "plain,flex": "backward",
     }
 
-    _, (dense, _) = run(tmp_path, f"attention --entrants '{' '.join(reasons)}'")
+    _, (dense, _) = run(tmp_path, f"attention --kernels '{' '.join(reasons)}'")
 
     for row, reason in zip(dense.values(), reasons.values(), strict=True):
         assert reason in str(row["reason"])
@@ -422,8 +422,8 @@ def test_ratios_are_paired_with_gpt_plus_in_the_same_mode() -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("attention --entrants plane,sdpa", "plane,sdpa is not known: the mechanisms are plain"),
-        ("attention --entrants plain,spda", "plain,spda is not known: the mechanisms are"),
+        ("attention --kernels plane,sdpa", "plane,sdpa is not known: the mechanisms are plain"),
+        ("attention --kernels plain,spda", "plain,spda is not known: the mechanisms are"),
         ("attention --preset h200", "--preset h200 needs a CUDA device"),
         ("step --models GTP", "--models GTP is not known: choose from GPT"),
         ("step --peers litgpt", "--peers litgpt is not installed: install it, or leave it out"),
