@@ -4,6 +4,7 @@ tests/integration/test_resume.py has a resumed count.
 """
 
 import time
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,12 @@ from anlit import GPT
 from anlit.io.metrics_csv import read_rows
 from anlit.nn.models.flops import flops_per_token
 from anlit.training.callbacks import Throughput
-from anlit.training.callbacks.throughput import StepTimes, measuring, peak_flops
+from anlit.training.callbacks.throughput import (
+    MOST_MARKS,
+    StepTimes,
+    measuring,
+    peak_flops,
+)
 from anlit.training.loggers import MetricsCSV, MetricsOnResume
 from tests.data.modules import quiet_trainer
 from tests.nn.models.tiny import batches, tiny
@@ -229,3 +235,20 @@ def test_a_row_that_two_checkpoints_keep_for_a_full_disk_is_written_once(
 
     steps = [row["step"] for row in read_rows(tmp_path / "metrics.csv")]
     assert steps == ["3", "3"]
+
+
+def test_step_times_of_a_run_that_never_logs_take_bounded_memory() -> None:
+    times = StepTimes(torch.device("cpu"))
+    for _ in range(MOST_MARKS):
+        times.mark()
+    tracemalloc.start()
+
+    for _ in range(5 * MOST_MARKS):
+        times.mark()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    n_bytes_of_marks = 24 * MOST_MARKS  # a float has 24
+    assert grown < 2 * n_bytes_of_marks
+    assert len(times.take()) == MOST_MARKS - 1
+    assert times.take() == []

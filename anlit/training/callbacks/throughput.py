@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -51,15 +52,19 @@ SLICE_MARK = " mig "
 """In the name of a slice of a GPU. Its share of the peak is not known."""
 
 
+MOST_MARKS = 10_001
+"""Ends of steps that are kept for the step times of an interval; a run may never log."""
+
+
 class StepTimes:
-    """Seconds between the ends of successive optimizer steps.
+    """Seconds between the ends of successive optimizer steps, of the last 10,000 at most.
 
     On CUDA the device's clock counts. The host only queues work. Only `take` waits for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.on_cuda = device.type == "cuda"
-        self._marks: list[Any] = []
+        self._marks: deque[Any] = deque(maxlen=MOST_MARKS)
         """CUDA events or seconds at the ends of steps; None for a pause."""
 
     def pause(self) -> None:
@@ -81,7 +86,8 @@ class StepTimes:
         for begin, end in pairwise(self._marks):
             if begin is not None and end is not None:
                 pairs.append((begin, end))
-        self._marks = self._marks[-1:]
+        while len(self._marks) > 1:
+            self._marks.popleft()
         if not self.on_cuda:
             return [end - begin for begin, end in pairs]
         if pairs:
@@ -109,7 +115,7 @@ class Throughput(L.Callback):
         self.tokens = 0
         self.seconds = 0.0
         self._batch_started_at = 0.0
-        self._data_waits: list[float] = []
+        self._data_wait_seconds = 0.0
         self._steps = StepTimes(torch.device("cpu"))
         self._start_interval()
 
@@ -124,7 +130,7 @@ class Throughput(L.Callback):
         self._peak = peak_flops(pl_module.device, trainer.precision)
         self._flops_per_token = cache(partial(flops_per_token, pl_module.model))
         self._start_interval()
-        FetchTimer(trainer, self._data_waits.append).install()
+        FetchTimer(trainer, self._add_data_wait).install()
         self._batch_started_at = time.perf_counter()
         self._steps = StepTimes(pl_module.device)
         self._steps.mark()
@@ -139,7 +145,10 @@ class Throughput(L.Callback):
         self._logged_tokens = self.tokens
         self._logged_seconds = self.seconds
         self._flops = 0.0
-        self._data_waits.clear()
+        self._data_wait_seconds = 0.0
+
+    def _add_data_wait(self, seconds: float) -> None:
+        self._data_wait_seconds += seconds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._steps.pause()
@@ -178,7 +187,7 @@ class Throughput(L.Callback):
         values: dict[str, Any] = {
             "train/tokens": self._tokens_to_log,
             "train/seconds": self.seconds,
-            "train/data_wait_share": sum(self._data_waits) / seconds,
+            "train/data_wait_share": self._data_wait_seconds / seconds,
         }
         if self._peak:
             values["train/mfu"] = self._flops / seconds / (self._peak * trainer.world_size)
