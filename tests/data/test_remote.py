@@ -18,8 +18,8 @@ from anlit.data import streams as stream_module
 from anlit.data.storage import remote
 from anlit.data.storage import store as store_module
 from anlit.data.storage.manifest import read_manifest
-from anlit.data.storage.shards import read_token_arrays
-from anlit.data.storage.store import TokenStore
+from anlit.data.storage.shards import Chunk, read_token_arrays
+from anlit.data.storage.store import ChunkCache, TokenStore
 from anlit.errors import RunError, UserError
 from tests.data.modules import blocks_of, ready
 from tests.data.processes import finish, start, wait_for
@@ -145,6 +145,41 @@ def test_the_cache_keeps_the_chunks_that_were_used_last(
     open_store(limit_bytes).read(0, 10)
 
     assert cached_chunks(cache_folder) == [0, 4, 6]
+
+
+def test_a_full_cache_is_not_listed_for_each_download(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 chunks, a look at each takes seconds."""
+    chunk_bytes = 100
+    n_fit = 64
+    n_downloads = 4 * n_fit
+    array: Any = SimpleNamespace(folder=ADDRESS, manifest={"content_sha256": "0" * 64})
+    cache = ChunkCache(array, n_fit * chunk_bytes)
+    listed_folders = []
+    scandir = os.scandir
+
+    def list_folder(folder: Any) -> Any:
+        listed_folders.append(str(folder))
+        return scandir(folder)
+
+    def write_chunk(address: str, target: Path, size: int) -> None:
+        target.write_bytes(b"x" * size)
+        seconds = int(target.name.partition(".")[0])
+        os.utime(target, (seconds, seconds))
+
+    monkeypatch.setattr(remote, "download", write_chunk)
+    monkeypatch.setattr(store_module, "N_LOCKS", 4)
+    monkeypatch.setattr(os, "scandir", list_folder)
+
+    for number in range(n_downloads):
+        cache.fetch(Chunk(f"{number}.bin", chunk_bytes, chunk_bytes, 0))
+
+    assert listed_folders.count(str(cache.folder)) < n_downloads / 3
+    kept_numbers = sorted(int(path.stem) for path in cache.folder.glob("*.bin"))
+    assert n_fit - n_fit // 16 <= len(kept_numbers) <= n_fit
+    assert kept_numbers == [*range(n_downloads - len(kept_numbers), n_downloads)]
+    assert len(list(cache.folder.glob("*.lock"))) <= 4
 
 
 def test_a_chunk_that_is_damaged_in_the_cache_is_downloaded_again(

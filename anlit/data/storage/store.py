@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import resource
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from anlit.data.storage.shards import (
     find_chunk_problem,
 )
 from anlit.errors import UserError
+from anlit.io.write import write_text
 
 OPEN_FILES = 256
 """The most files that all arrays of a stream keep open."""
@@ -33,6 +35,12 @@ LIMIT_DIVISOR = 8
 LOCK_POLL_S = 0.05
 PARTIAL_SUFFIX = ".partial"
 LOCK_SUFFIX = ".lock"
+N_LOCKS = 1024
+"""Lock files of an array's folder. They stay: removed, a file could be locked twice."""
+USAGE = "usage"
+"""The file in the cache's folder with the bytes of all chunks, so that no download counts them."""
+REMOVED_SHARE = 16
+"""Making room removes at least a sixteenth of the chunks, so that it happens seldom."""
 
 
 def cache_root() -> Path:
@@ -76,7 +84,8 @@ class ChunkCache:
         if self.has(chunk):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{self.path(chunk)}{LOCK_SUFFIX}")
+        lock_number = zlib.crc32(chunk.filename.encode()) % N_LOCKS
+        lock = FileLock(self.folder / f"{lock_number}{LOCK_SUFFIX}")
         with contextlib.suppress(Timeout), lock.acquire(blocking=wait, poll_interval=LOCK_POLL_S):
             if not self.has(chunk):
                 self._download(chunk)
@@ -93,18 +102,37 @@ class ChunkCache:
         os.replace(partial, self.path(chunk))
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used chunks until `size` more bytes fit."""
-        files = []
-        excess = size - self.limit_bytes
-        for path in self.root.glob("*/*/*"):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
-                excess += status.st_size
-        for _, file_size, path in sorted(files):
-            if excess > 0 and path.suffix not in (LOCK_SUFFIX, PARTIAL_SUFFIX):
-                path.unlink(missing_ok=True)
-                excess -= file_size
+        """Remove the least recently used chunks until `size` more bytes fit, and count these."""
+        usage = self.root / USAGE
+        with FileLock(f"{usage}{LOCK_SUFFIX}", poll_interval=LOCK_POLL_S):
+            try:
+                used_bytes = int(usage.read_bytes())
+            except (FileNotFoundError, ValueError):
+                used_bytes = self.limit_bytes  # not counted yet
+            if used_bytes + size > self.limit_bytes:
+                used_bytes = self._remove_least_used(size)
+            write_text(usage, str(used_bytes + size))
+
+    def _remove_least_used(self, size: int) -> int:
+        """Remove chunks until `size` more bytes fit; return the bytes of those that stay."""
+        chunks = []
+        used_bytes = 0
+        for folder in filter(Path.is_dir, self.root.glob("*/*")):
+            for entry in os.scandir(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat()
+                    used_bytes += status.st_size
+                    if not entry.name.endswith((LOCK_SUFFIX, PARTIAL_SUFFIX)):
+                        chunks.append((status.st_mtime, status.st_size, entry.path))
+        if used_bytes + size <= self.limit_bytes:
+            return used_bytes
+        n_at_least = len(chunks) // REMOVED_SHARE
+        for number, (_, chunk_size, path) in enumerate(sorted(chunks)):
+            if number >= n_at_least and used_bytes + size <= self.limit_bytes:
+                break
+            Path(path).unlink(missing_ok=True)
+            used_bytes -= chunk_size
+        return used_bytes
 
 
 class OpenFiles:
