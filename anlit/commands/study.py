@@ -126,7 +126,7 @@ def parser() -> ToolParser:
         "--threads",
         type=at_least(1),
         metavar="N",
-        help="CPU threads of each run (default: the cores over --jobs)",
+        help="CPU threads of each run, shared by its ranks (default: the cores over --jobs)",
     )
     add(
         "--slurm",

@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-from anlit.config.labels import mapping
+from anlit.config.labels import mapping, n_devices
 from anlit.errors import INTERRUPTED, PREEMPTED
 from anlit.reporting.text import echo
 from anlit.signals import ENDING_SIGNALS, handle_signals, restore_handlers
@@ -94,9 +94,10 @@ class _Queue:
 
 
 def _environment(run: PlannedRun, threads: int, worker: int) -> dict[str, str]:
-    """The environment of a run: its threads, and the worker's GPU if the run takes one GPU."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    """The environment of a run: a rank's threads, and the worker's GPU if the run takes one GPU."""
     trainer = mapping(merge_configuration(run).get("trainer"))
+    threads_of_rank = max(1, threads // n_devices(trainer.get("devices", 1)))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads_of_rank)}
     gpus = _visible_gpus()
     if gpus and str(trainer.get("devices")) == "1":
         # Otherwise all runs would take the first.

@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
     n_steps_done = int(checkpoint.read_text()) if checkpoint.exists() else 0
     with (folder / "starts").open("a") as starts:
         starts.write(f"{n_steps_done}\n")
+    (folder / "threads").write_text(os.environ["OMP_NUM_THREADS"])
     (folder / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     replace(run, json.dumps(RECORD | {"status": "running"}))

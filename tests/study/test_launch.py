@@ -109,6 +109,17 @@ def test_runs_of_one_gpu_take_the_gpus_in_turn(
     assert {path.read_text() for path in (folder / "out").glob("*/gpus")} == gpus
 
 
+@pytest.mark.parametrize(("devices", "threads"), [(1, "6"), (4, "1"), ([0, 1], "3"), (8, "1")])
+def test_the_ranks_of_a_run_share_its_threads(
+    start: Launch, folder: Path, devices: Any, threads: str
+) -> None:
+    write_study(folder, shared=shared_with({"trainer.devices": devices}))
+
+    finish(start("--threads", "6"))
+
+    assert {path.read_text() for path in (folder / "out").glob("*/threads")} == {threads}
+
+
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM])
 def test_a_study_killed_at_random_goes_on_and_has_the_same_report(
     start: Launch, folder: Path, study: Study, kind: signal.Signals
