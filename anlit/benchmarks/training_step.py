@@ -287,6 +287,10 @@ PEERS: dict[str, Callable[[Size], Network]] = {"litgpt": litgpt, "transformers":
 def peer_step(peer: str, size: Size, device: torch.device, compiled: str) -> Step:
     """Return a peer's training step.
 
+    Autocast keeps its cache of casts, as in Fabric with bf16-mixed (litgpt's default) and in
+    transformers' Trainer. Lightning's Trainer, which our step has, switches the cache off. It saves
+    no work on either side: a step casts each weight once.
+
     Args:
         peer: A key of `PEERS`.
         size: The shapes of model and batch.

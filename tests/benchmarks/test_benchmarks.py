@@ -15,13 +15,14 @@ import pytest
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from anlit.benchmarks import attention, harness, loss, step
 from anlit.benchmarks.harness import put_ratios
 from anlit.benchmarks.options import Size
 from anlit.benchmarks.timing import summarize_times
-from anlit.benchmarks.training_step import MODELS, Step, our_step, peer_step, random_batches
+from anlit.benchmarks.training_step import MODELS, PEERS, Step, our_step, peer_step, random_batches
 from anlit.commands.benchmark import main
 from anlit.errors import UserError
 from anlit.nn.kernels import eager
@@ -264,6 +265,32 @@ def test_a_peer_learns() -> None:
 
     assert losses[0] == pytest.approx(4.16, abs=0.2)
     assert mean(losses[-10:]) < mean(losses[:10]) - 0.05
+
+
+class CastCounter(TorchDispatchMode):
+    """Counts the tensors that are cast to another type."""
+
+    n_casts = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n_casts += function is torch.ops.aten._to_copy.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_cache_of_casts_saves_a_peer_no_cast(peer: str) -> None:
+    """Lightning's Trainer, which ours has, switches it off; theirs have it."""
+    pytest.importorskip(peer)
+    counts = []
+    for has_cache in (True, False):
+        _, logits = PEERS[peer](TINY)
+        with CastCounter() as counter:
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=has_cache):
+                loss = logits(torch.zeros(2, 8, dtype=torch.long)).float().sum()
+            loss.backward()
+        counts.append(counter.n_casts)
+
+    assert counts[0] == counts[1] > 2 * TINY.n_layers
 
 
 @pytest.mark.parametrize("maker", ["anGPT", "transformers"])
