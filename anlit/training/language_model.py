@@ -409,6 +409,7 @@ class LanguageModel(HostBatches):
                 "trainer.max_time"
             )
         schedule = ramped(self.schedule, ramp_of(self.trainer))
+        # A partial's state is {}, a function's None: LambdaLR loads either into either.
         scheduler = LambdaLR(optimizer, partial(schedule.factor, n_steps=int(n_steps)))
         return {
             "optimizer": optimizer,

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
 
+from anlit import GPT
 from anlit.config.batch_ramp import Ramp
 from anlit.errors import UserError
 from anlit.training.optim.schedule import WSD, Annealed, Constant, Cosine, Linear, Schedule, ramped
+from tests.nn.models.tiny import fit, tiny
 
 
 def factors(schedule: Schedule, n_steps: int) -> list[float]:
@@ -228,3 +232,20 @@ def test_an_annealed_run_falls_from_the_rate_of_its_ramp() -> None:
     rate = run.factor(6, 10)
     assert values[:7] == factors(run, 10)[:7]
     assert values[7:] == pytest.approx([rate / 2, 0.0])
+
+
+def test_the_saved_schedule_loads_into_torchs_own_of_a_function() -> None:
+    """Its state has {} where torch writes None for a function."""
+    model = tiny(GPT)
+    fit(model, 3)
+    state = model.trainer.lr_scheduler_configs[0].scheduler.state_dict()
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in state["base_lrs"]]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
+
+    scheduler.load_state_dict(state)
+    optimizer.step()
+    scheduler.step()
+
+    assert state["lr_lambdas"] == [{}] * len(groups)
+    assert scheduler.get_last_lr() == pytest.approx([rate * 0.5**4 for rate in state["base_lrs"]])
