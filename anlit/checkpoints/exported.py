@@ -1,36 +1,38 @@
 """An exported model: a folder with weights, settings and, if known, the tokenizer.
 
-FOLDER/model.safetensors    weights by the decoder's names; a tied embedding and head are one matrix
+FOLDER/model.safetensors    weights by the decoder's names, in shards if they are large;
+                            a tied embedding and head are one matrix
 FOLDER/config.json          architecture, constructor arguments, training step, data fingerprint,
                             version, family of transformers and its context length, token that
                             separates documents
 FOLDER/tokenizer.json       the tokenizer of the training data
 
+config.json is written last. Neither anlit nor transformers reads a folder without it. So a kill
+leaves no incomplete model.
+
 Keys of config.json may be added, not renamed. Users have such folders.
 """
 
 import json
-import math
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import anlit
-from anlit.checkpoints.location import SETTINGS, WEIGHTS
-from anlit.checkpoints.weights import refuse_non_finite
-from anlit.errors import UserError
+from anlit.checkpoints.location import SETTINGS
+from anlit.checkpoints.weight_files import FLOAT32, WeightFormat, read_weights, write_weights
 from anlit.io.read import read_json
-from anlit.io.write import replacing, write_text
+from anlit.io.write import write_bytes, write_text
 
 TOKENIZER = "tokenizer.json"
 EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
 PREFIX = "model."
 """Prefix of the decoder's weights in the LightningModule; the file leaves it out."""
+ADVICE = "copy the folder again, or export the model again"
+"""What a user does about damaged weights."""
 
 
 def write_exported(
@@ -39,7 +41,7 @@ def write_exported(
     folder: Path,
     tokenizer: bytes | None,
     separators: dict[str, Any],
-    dtype: torch.dtype = torch.float32,
+    weight_format: WeightFormat = FLOAT32,
 ) -> None:
     """Write the model of a checkpoint's `content`; each file is complete or absent.
 
@@ -50,7 +52,10 @@ def write_exported(
         tokenizer: The content of tokenizer.json; None for no such file.
         separators: How the corpus separates documents, if known: `end_of_document`,
             `document_token_at`.
-        dtype: The dtype of the weights in the file.
+        weight_format: The dtype and size of the weights' files.
+
+    Raises:
+        UserError: As `write_weights`.
     """
     origin = content["anlit"]
     record = {
@@ -67,7 +72,7 @@ def write_exported(
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in content["state_dict"].items()}
     if settings.get("tie_embeddings"):  # one matrix with two names
         del weights[HEAD]
-    write_folder(folder, weights, record, tokenizer, dtype)
+    write_folder(folder, weights, record, tokenizer, weight_format)
 
 
 def write_folder(
@@ -75,39 +80,18 @@ def write_folder(
     weights: dict[str, Tensor],
     record: dict[str, Any],
     tokenizer: bytes | None,
-    dtype: torch.dtype = torch.float32,
+    weight_format: WeightFormat,
 ) -> None:
-    """Write model.safetensors in `dtype`, tokenizer.json and, last, config.json.
+    """Write the weights, tokenizer.json and, last, config.json with `record`.
 
-    Without config.json a folder is not an exported model. So a kill leaves no incomplete model. A
-    missing folder is made. Raises UserError if a weight is NaN, infinite or too large for `dtype`.
+    A missing folder is made. Other files of the model must be there before. Raises UserError as
+    `write_weights`.
     """
-    refuse_non_finite(weights, "the model")
     folder.mkdir(parents=True, exist_ok=True)
-    converted = {name: convert(name, tensor, dtype) for name, tensor in weights.items()}
-    with replacing(folder / WEIGHTS) as partial:
-        partial.touch()
-        # A new file has the mode of the umask. safetensors would let only the owner read it.
-        mode = partial.stat().st_mode
-        save_file(converted, partial, metadata={"format": "pt"})
-        partial.chmod(mode)
+    write_weights(folder, weights, weight_format)
     if tokenizer is not None:
-        (folder / TOKENIZER).write_bytes(tokenizer)
+        write_bytes(folder / TOKENIZER, tokenizer)
     write_text(folder / SETTINGS, json.dumps(record, indent=2) + "\n")
-
-
-def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in the file's dtype. Raises UserError if it is too large for this dtype."""
-    if not tensor.is_floating_point() or tensor.dtype == dtype:
-        return tensor.contiguous()
-    converted = tensor.to(dtype).contiguous()
-    largest = max(-tensor.min().item(), tensor.max().item())
-    if math.isfinite(largest) and largest > torch.finfo(dtype).max:
-        raise UserError(
-            f"--dtype {str(dtype).removeprefix('torch.')} cannot hold {name}, which reaches "
-            f"{largest:.3g}: choose bfloat16 or float32"
-        )
-    return converted
 
 
 def read_settings(folder: str | Path) -> dict[str, Any]:
@@ -121,10 +105,11 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 def read_exported(folder: str | Path) -> dict[str, Any]:
     """The exported model in the form of a checkpoint without optimizer.
 
-    If a file is missing or damaged, raises an error of `anlit.checkpoints.integrity.UNREADABLE`.
+    If a file is missing or damaged, raises UserError or an error of
+    `anlit.checkpoints.integrity.UNREADABLE`.
     """
     record = read_settings(folder)
-    weights = load_file(Path(folder) / WEIGHTS)
+    weights = read_weights(Path(folder), ADVICE)
     if record["settings"].get("tie_embeddings") and EMBEDDING in weights:
         weights[HEAD] = weights[EMBEDDING]
     return {

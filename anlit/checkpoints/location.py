@@ -5,7 +5,7 @@ folders that users have. Another name would make their checkpoints unreadable.
 
 RUN/checkpoints/best.ckpt, last.ckpt    a file, or a link to a folder in checkpoints/.sharded
 a sharded checkpoint                    a folder with `META` and a safetensors file from each rank
-an exported model                       a folder with `WEIGHTS` and `SETTINGS`
+an exported model                       a folder with `SETTINGS`, and `WEIGHTS` or `INDEX`
 """
 
 from pathlib import Path
@@ -27,6 +27,10 @@ META = "meta.pt"
 """In a sharded checkpoint, the file with everything but the tensors of model and optimizer."""
 WEIGHTS = "model.safetensors"
 """The weights of an exported model."""
+INDEX = f"{WEIGHTS}.index.json"
+"""In a model whose weights are in shards, the file with the shard of each weight."""
+MAX_SHARD_SIZE = "50GB"
+"""The size of a shard unless the user says otherwise: the default of transformers."""
 SETTINGS = "config.json"
 """The settings of an exported model, and of a model of transformers."""
 MODEL_TYPE_PREFIX = "anlit_"
@@ -45,7 +49,11 @@ def is_exported(path: str | Path) -> bool:
 
     A model of transformers may have the same files, see `refuse_transformers`.
     """
-    return (Path(path) / WEIGHTS).is_file() and (Path(path) / SETTINGS).is_file()
+    return (Path(path) / SETTINGS).is_file() and _has_weights(path)
+
+
+def _has_weights(path: str | Path) -> bool:
+    return any((Path(path) / name).is_file() for name in (WEIGHTS, INDEX))
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -81,7 +89,8 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoint(path: str) -> Path:
     """The checkpoint or exported model `path`; a run folder's best, else its last checkpoint.
 
-    Raises UserError if the path has no checkpoint, or a model of transformers.
+    Raises UserError if the path has no checkpoint, a part of an exported model, or a model of
+    transformers.
     """
     if not Path(path).exists():
         raise UserError(
@@ -93,9 +102,24 @@ def find_checkpoint(path: str) -> Path:
         refuse_transformers(path)  # a run's folder may hold any file of the user's
         file = Path(path) if is_exported(path) else None
     if file is None:
+        _refuse_incomplete_export(Path(path))
         advice = "give a run folder whose training has saved one, or a .ckpt file"
         raise UserError(f"{path} has no {CHECKPOINTS}/{' or '.join(BEST_THEN_LAST)}: {advice}")
     return file
+
+
+def _refuse_incomplete_export(folder: Path) -> None:
+    """Raise UserError for a folder whose export or import was killed, or was copied in part."""
+    missing = None
+    if any(folder.glob("*.safetensors*")) and not (folder / SETTINGS).is_file():
+        missing = SETTINGS
+    elif (folder / SETTINGS).is_file() and "anlit" in read_json(folder / SETTINGS, dict):
+        missing = f"{WEIGHTS} and no {INDEX}"
+    if missing is not None:
+        raise UserError(
+            f"{folder} holds a part of an exported model and no {missing}: remove the folder, and "
+            "copy or export the model again"
+        )
 
 
 def refuse_transformers(path: str | Path) -> None:

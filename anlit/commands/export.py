@@ -1,8 +1,8 @@
 """`anlit export`: a checkpoint's model in its own folder, for anlit or for transformers."""
 
-from anlit.checkpoints.location import find_checkpoint
+from anlit.checkpoints.location import MAX_SHARD_SIZE, find_checkpoint
 from anlit.commands.garbage_collection import collector_paused
-from anlit.config.options import ToolParser
+from anlit.config.options import ToolParser, file_size
 from anlit.reporting.text import echo
 
 
@@ -34,6 +34,13 @@ def parser() -> ToolParser:
         default="float32",
         help="the precision of the weights in the file (default: float32)",
     )
+    add(
+        "--max_shard_size",
+        type=file_size,
+        default=MAX_SHARD_SIZE,
+        metavar="SIZE",
+        help="larger weights are written into several files of this size (default: %(default)s)",
+    )
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: its data's)")
     return parser
 
@@ -51,6 +58,7 @@ def main(argv: list[str]) -> None:
         options.format,
         options.tokenizer,
         options.dtype,
+        options.max_shard_size,
     )
     file_names = sorted(path.name for path in folder.iterdir())
     echo(f"{folder}: {', '.join(file_names)}")

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from anlit.checkpoints.location import MAX_SHARD_SIZE
 from anlit.commands.garbage_collection import collector_paused
-from anlit.config.options import ToolParser, at_least
+from anlit.config.options import ToolParser, at_least, file_size
 from anlit.hub.families import FAMILIES
 from anlit.reporting.text import echo
 
@@ -28,6 +29,13 @@ def parser() -> ToolParser:
         metavar="N",
         help="default: the model's max_position_embeddings",
     )
+    add(
+        "--max_shard_size",
+        type=file_size,
+        default=MAX_SHARD_SIZE,
+        metavar="SIZE",
+        help="larger weights are written into several files of this size (default: %(default)s)",
+    )
     return parser
 
 
@@ -38,7 +46,10 @@ def main(argv: list[str]) -> None:
     with collector_paused():  # torch takes seconds, for which --help does not wait
         from anlit.hub.import_model import import_model
 
-    for note in import_model(options.source, options.output, options.context_length):
+    notes = import_model(
+        options.source, options.output, options.context_length, options.max_shard_size
+    )
+    for note in notes:
         echo(note)
     file_names = sorted(path.name for path in Path(options.output).iterdir())
     echo(f"{options.output}: {', '.join(file_names)}")

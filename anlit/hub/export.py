@@ -1,15 +1,15 @@
 """A checkpoint's model in a folder of its own, for anlit or for transformers."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.checkpoints.exported import EMBEDDING, HEAD, write_exported, write_folder
+from anlit.checkpoints.location import MAX_SHARD_SIZE
 from anlit.checkpoints.special_tokens import GENERATION_CONFIG, TOKENIZER_CONFIG, SpecialTokens
+from anlit.checkpoints.weight_files import FLOAT32, WeightFormat
 from anlit.data.tokenizer import vocabulary_size
 from anlit.errors import UserError
 from anlit.evaluation.tokenizer import (
@@ -19,7 +19,7 @@ from anlit.evaluation.tokenizer import (
 )
 from anlit.hub import builtin_models, custom_code, families
 from anlit.hub.translated_settings import refuse_dropped_settings
-from anlit.io.write import write_json, writing_new
+from anlit.io.write import write_bytes, write_json, writing_new
 from anlit.training.load_model import Checkpoint, load_checkpoint
 
 
@@ -29,6 +29,7 @@ def export_model(
     form: str,
     tokenizer: str | None,
     dtype: str,
+    max_shard_size: str = MAX_SHARD_SIZE,
 ) -> Path:
     """Write the model of `checkpoint` into the folder `output`; returns the folder.
 
@@ -38,6 +39,7 @@ def export_model(
         form: `safetensors` for anlit itself, `huggingface` for transformers.
         tokenizer: The tokenizer.json to add. None: the tokenizer of the model's data, if any.
         dtype: The precision of the weights: float32, bfloat16 or float16.
+        max_shard_size: The size of a file of weights, such as 500MB or 50GB.
 
     Raises:
         UserError: The checkpoint is missing, damaged or foreign. The model has no form for
@@ -50,11 +52,12 @@ def export_model(
         model_tokenizer = load_checkpoint_tokenizer(loaded, tokenizer)
     except MissingTokenizerError:
         model_tokenizer = None
+    weight_format = WeightFormat(getattr(torch, dtype), max_shard_size)
     with writing_new(folder):
         if form == "huggingface":
-            write_huggingface(loaded, folder, model_tokenizer, dtype)
+            write_huggingface(loaded, folder, model_tokenizer, weight_format)
         else:
-            _write_safetensors(loaded, folder, model_tokenizer, dtype)
+            _write_safetensors(loaded, folder, model_tokenizer, weight_format)
     return folder
 
 
@@ -67,9 +70,21 @@ def check_new_folder(output: str) -> Path:
 
 
 def _write_safetensors(
-    checkpoint: Checkpoint, folder: Path, tokenizer: CheckpointTokenizer | None, dtype: str
+    checkpoint: Checkpoint,
+    folder: Path,
+    tokenizer: CheckpointTokenizer | None,
+    weight_format: WeightFormat,
 ) -> None:
-    content = read_checkpoint(checkpoint.file)
+    content = {
+        "state_dict": checkpoint.model.state_dict(),
+        "anlit": {
+            "architecture": checkpoint.architecture,
+            "data": checkpoint.trained_on,
+            "family": checkpoint.family,
+            "family_length": checkpoint.family_length,
+        },
+        "global_step": checkpoint.step,
+    }
     separator: dict[str, Any] = {}
     tokenizer_json = None
     if tokenizer:
@@ -77,15 +92,14 @@ def _write_safetensors(
         separator["document_token_at"] = tokenizer.separator.at
         tokenizer_json = tokenizer.content
         tokenizer.special_tokens.write(folder)
-    precision = getattr(torch, dtype)
-    write_exported(content, checkpoint.settings, folder, tokenizer_json, separator, precision)
+    write_exported(content, checkpoint.settings, folder, tokenizer_json, separator, weight_format)
 
 
 def write_huggingface(
     checkpoint: Checkpoint,
     folder: Path,
     tokenizer: CheckpointTokenizer | None,
-    dtype: str = "float32",
+    weight_format: WeightFormat = FLOAT32,
 ) -> None:
     """Write `folder` so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model.
 
@@ -111,18 +125,21 @@ def write_huggingface(
         config, weights = custom_code.export(checkpoint)
     cut_vocabulary(config, weights, count_tokens(checkpoint, tokenizer))
     token_ids = _special_token_ids(tokenizer)
+    dtype = str(weight_format.dtype).removeprefix("torch.")
     config = {**config, **token_ids, "dtype": dtype}
-    tokenizer_json = tokenizer.content if tokenizer else None
-    write_folder(folder, weights, config, tokenizer_json, getattr(torch, dtype))
+    folder.mkdir(parents=True, exist_ok=True)
     if model_type is None:
         for file in custom_code.CODE_FILES:
-            shutil.copyfile(file, folder / file.name)
+            write_bytes(folder / file.name, file.read_bytes())
     special = tokenizer.special_tokens if tokenizer else SpecialTokens()
     generation_config = {"do_sample": False, **special.generation_config, **token_ids}
     write_json(folder / GENERATION_CONFIG, generation_config)
+    tokenizer_json = None
     if tokenizer:
+        tokenizer_json = tokenizer.content
         tokenizer_config = _tokenizer_config(tokenizer, token_ids["pad_token_id"], length)
         write_json(folder / TOKENIZER_CONFIG, tokenizer_config)
+    write_folder(folder, weights, config, tokenizer_json, weight_format)
 
 
 def _tokenizer_config(

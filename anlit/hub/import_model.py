@@ -5,39 +5,47 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from anlit.checkpoints.exported import EMBEDDING, HEAD, PREFIX, TOKENIZER, write_exported
 from anlit.checkpoints.integrity import UNREADABLE, reason
+from anlit.checkpoints.location import MAX_SHARD_SIZE
 from anlit.checkpoints.special_tokens import SpecialTokens, read_special_tokens, token_ids
+from anlit.checkpoints.weight_files import WeightFormat, read_weights
 from anlit.config.objects import shown, to_plain_values
 from anlit.errors import UserError
 from anlit.hub.config_json import CONFIG_JSON, check_config, gpt_settings, unknown_keys
 from anlit.hub.export import check_new_folder
 from anlit.hub.families import TYPES, weight_names
-from anlit.hub.shards import tensors_by_file
 from anlit.io.read import read_json
-from anlit.io.write import writing_new
+from anlit.io.write import write_text, writing_new
 from anlit.io.yaml_text import dump_yaml
 from anlit.training.language_model import LanguageModel
 from anlit.training.load_model import rebuild
 
 MODEL_YAML = "model.yaml"
+ADVICE = "download the model again"
+"""What a user does about damaged weights."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Number formats of weights that can be read."""
 
 
-def import_model(source: str, output: str, context_length: int | None = None) -> list[str]:
+def import_model(
+    source: str,
+    output: str,
+    context_length: int | None = None,
+    max_shard_size: str = MAX_SHARD_SIZE,
+) -> list[str]:
     """Write the model in the folder `source` as a GPT+ into the folder `output`.
 
     `output` gets the form of `anlit export`, and `model.yaml`, with which `anlit fit` makes this
-    GPT+.
+    GPT+. The weights are read and written shard by shard.
 
     Args:
         source: A folder with config.json and model.safetensors, or its shards.
         output: A new or empty folder.
         context_length: None: max_position_embeddings of config.json.
+        max_shard_size: The size of a file of weights in `output`, such as 500MB or 50GB.
 
     Returns:
         Sentences for the user.
@@ -52,7 +60,8 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         folder / CONFIG_JSON, TYPES, "give a folder that holds a model of transformers"
     )
     check_config(config, folder)
-    tensors = read_model_tensors(folder)
+    tensors = read_weights(folder, ADVICE)
+    _refuse_quantised(tensors, folder)
     n_layers = _check_n_layers(tensors, config, folder)
     settings = gpt_settings(config)
     if context_length:
@@ -79,8 +88,9 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
         special.write(target)
         plain_settings = to_plain_values(dict(model.hparams))
         separator = {"end_of_document": _end_of_document(config, special)}
-        write_exported(content, plain_settings, target, tokenizer_json, separator)
-        (target / MODEL_YAML).write_text(model_yaml, encoding="utf-8")
+        write_text(target / MODEL_YAML, model_yaml)
+        weight_format = WeightFormat(torch.float32, max_shard_size)
+        write_exported(content, plain_settings, target, tokenizer_json, separator, weight_format)
     notes = []
     if tokenizer_json is None:
         notes.append(f"{folder} has no {TOKENIZER}, so the model comes without a tokenizer")
@@ -93,24 +103,13 @@ def import_model(source: str, output: str, context_length: int | None = None) ->
     return notes
 
 
-def read_model_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a model in float32.
-
-    Raises:
-        UserError: As in `tensors_by_file`, or the weights are quantised.
-    """
-    tensors: dict[str, Tensor] = {}
-    for file, names in tensors_by_file(folder).items():
-        with safe_open(file, framework="pt") as opened:
-            tensors_of_file = {name: opened.get_tensor(name) for name in names}
-        for name, tensor in tensors_of_file.items():
-            if tensor.dtype not in FLOATS:
-                raise UserError(
-                    f"{file} has {name} of {tensor.dtype}, and GPT+ no quantised weights: "
-                    "choose others"
-                )
-            tensors[name] = tensor.float()
-    return tensors
+def _refuse_quantised(tensors: dict[str, Tensor], folder: Path) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            raise UserError(
+                f"{folder} has {name} of {tensor.dtype}, and GPT+ no quantised weights: "
+                "choose others"
+            )
 
 
 def _check_n_layers(tensors: dict[str, Tensor], config: dict[str, Any], folder: Path) -> int:
@@ -140,7 +139,7 @@ def _rename_weights(tensors: dict[str, Tensor], n_layers: int) -> dict[str, Tens
 
 def _tie_head(weights: dict[str, Tensor], folder: Path) -> None:
     """Make the embedding the head; UserError if the files have another head."""
-    if HEAD in weights and not weights[HEAD].equal(weights[EMBEDDING]):
+    if HEAD in weights and not weights[HEAD].float().equal(weights[EMBEDDING].float()):
         raise UserError(
             f"{folder / CONFIG_JSON} says tie_word_embeddings=True, but the files have a head "
             "(lm_head.weight) that is not the embedding: set tie_word_embeddings to false to "
@@ -151,6 +150,8 @@ def _tie_head(weights: dict[str, Tensor], folder: Path) -> None:
 
 def _build_model(content: dict[str, Any], settings: dict[str, Any], folder: Path) -> LanguageModel:
     """Build the GPT+ without memory for its weights, which checks their names and shapes."""
+    weights = {name: tensor.to("meta") for name, tensor in content["state_dict"].items()}
+    content = {**content, "state_dict": weights}
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             return rebuild(content, settings, folder / CONFIG_JSON)

@@ -58,6 +58,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """Replace `path` atomically by `content` as JSON, see `jsonable`.
 

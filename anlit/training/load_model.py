@@ -178,6 +178,7 @@ def read_model(file: Path) -> dict[str, Any]:
         check_content(content, {"anlit": RECORD})
         if not all(isinstance(weight, Tensor) for weight in content["state_dict"].values()):
             raise DamagedError("not all of state_dict are tensors")
+        _refuse_oversized_claim(content["state_dict"])
         return content
 
 
@@ -191,7 +192,6 @@ def rebuild(content: dict[str, Any], settings: dict[str, Any], file: Path) -> La
         LanguageModel, content["anlit"]["architecture"], f"{file}: architecture"
     )
     weights = content["state_dict"]
-    _refuse_oversized_claim(weights)
     _refuse_other_sizes(settings, weights, architecture)
     with without_values():
         model = build_from_plain(architecture, settings, f"{file}: model")
