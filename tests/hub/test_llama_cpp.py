@@ -1,7 +1,7 @@
 """llama.cpp reads an exported GPT+ and decodes the tokens of `anlit generate`.
 
-It needs the package llama-cpp-python, and in LLAMA_CPP the folder of llama.cpp's sources. Their
-script converts models.
+It needs the packages llama-cpp-python and sentencepiece, and in LLAMA_CPP the folder of llama.cpp's
+sources. Their script converts models.
 """
 
 import os
@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
-from anlit import GPT, Llama3RoPE, Plain, RoPE, YaRN
+from anlit import GPT, Llama3RoPE, Plain, RoPE, YaRN, load_checkpoint
 from tests.data.prepared import END
 from tests.docs.pages import ROOT, files
 from tests.evaluation.saved import make_run_with_text
@@ -20,10 +21,18 @@ from tests.evaluation.test_generate_command import generate_records
 from tests.hub.models import export_to_transformers
 
 llama_cpp = pytest.importorskip("llama_cpp")
+pytest.importorskip("sentencepiece", reason="llama.cpp's script imports it")
 SOURCES = os.environ.get("LLAMA_CPP", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SOURCES, reason="LLAMA_CPP names no folder")]
 
 PROMPTS = ("the cat", "and the dog sat")
+TEXTS = (
+    "the cat sat on the mat\n\n\n  and\t\tthe dog",
+    "naïve café – ☕ e\u0301 日本語 \u00a0don't 1,234.5 we'll",
+    "a\r\nb  trailing   ",
+    "<|endoftext|> is a text",
+)
+"""Texts whose tokens and logits are compared."""
 N_NEW = 40
 SIZE = {
     "n_layers": 3,
@@ -77,6 +86,7 @@ def test_the_same_tokens(name: str, tmp_path: Path, capsys) -> None:
         n_ctx=256,
         n_threads=1,
         verbose=False,
+        logits_all=True,
         # Half precision may break ties.
         type_k=llama_cpp.GGML_TYPE_F32,
         type_v=llama_cpp.GGML_TYPE_F32,
@@ -94,3 +104,14 @@ def test_the_same_tokens(name: str, tmp_path: Path, capsys) -> None:
         assert prompt == record["prompt_tokens"]
         assert len(tokens) > 5
         assert tokens == record["tokens"]
+
+    model = load_checkpoint(str(run), "cpu")
+    for text in TEXTS:
+        tokens = model.tokenizer.encode(text)
+        assert llama.tokenize(text.encode(), add_bos=False) == tokens
+        llama.reset()
+        llama.eval(tokens)
+        expected = model.model(torch.tensor([tokens]))[0]
+        logits = torch.from_numpy(llama.scores[: len(tokens)])
+        assert expected.std() > 0.5
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
