@@ -21,6 +21,12 @@ from .attention_anlit import TokenPositions, attend, count_positions, rotate, se
 
 UNSUPPORTED_FLAGS = ("output_attentions", "output_hidden_states")
 """Flags of a configuration for outputs that this code does not return."""
+IGNORED_ARGUMENTS = ("cache_position", "tokenizer")
+"""Arguments of `generate` that reach the model and change no logit.
+
+Before transformers 5.24 cache_position repeats what the cache has. The tokenizer is for
+stop_strings.
+"""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -234,7 +240,8 @@ class AnlitForCausalLM(PreTrainedModel, GenerationMixin):
             ValueError: An argument asks for something that this code does not do.
         """
         past = options.pop("cache", None) if past_key_values is None else past_key_values
-        options.pop("cache_position", None)  # of transformers before 5.24: the cache has it, too
+        for name in IGNORED_ARGUMENTS:
+            options.pop(name, None)
         loss_options = {
             "num_items_in_batch": options.pop("num_items_in_batch", None),
             "shift_labels": options.pop("shift_labels", None),
