@@ -75,12 +75,25 @@ def _converted_form(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _write_file(path: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
     refuse_non_finite(weights, "the model")
     converted = {name: convert(name, tensor, dtype) for name, tensor in weights.items()}
+    _separate(converted)
     with replacing(path) as partial:
         partial.touch()
         # A new file has the mode of the umask. safetensors would let only the owner read it.
         mode = partial.stat().st_mode
         save_file(converted, partial, metadata={"format": "pt"})
         partial.chmod(mode)
+
+
+def _separate(weights: dict[str, Tensor]) -> None:
+    """Copy weights that share memory, which safetensors refuses.
+
+    A user's architecture may have one block in several layers. A reader expects all its names.
+    """
+    addresses: set[int] = set()
+    for name, tensor in weights.items():
+        if tensor.data_ptr() in addresses:
+            weights[name] = tensor.clone()
+        addresses.add(tensor.data_ptr())
 
 
 def convert(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from anlit import GPT, NGPT, AnGPT
 from anlit.checkpoints import weight_files
 from anlit.checkpoints.location import MAX_SHARD_SIZE
-from anlit.checkpoints.weight_files import WeightFormat, write_weights
+from anlit.checkpoints.weight_files import WeightFormat, read_weights, write_weights
 from anlit.cli import main
 from anlit.config.options import file_size
 from anlit.errors import UserError
@@ -304,6 +304,18 @@ def test_a_size_is_what_the_library_reads(text: str, tmp_path: Path) -> None:
     write_weights(tmp_path, {"a": torch.ones(2)}, WeightFormat(torch.float32, file_size(text)))
 
     assert (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("size", ["2KB", "1GB"])
+def test_a_matrix_of_several_layers_is_written_under_all_its_names(
+    size: str, tmp_path: Path
+) -> None:
+    shared = torch.randn(10, 20)
+    weights = {"blocks.0.W": shared, "blocks.1.W": shared, "blocks.2.W": shared}
+
+    write_weights(tmp_path, weights, WeightFormat(torch.float32, size))
+
+    torch.testing.assert_close(read_weights(tmp_path, ""), weights, rtol=0, atol=0)
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
