@@ -10,8 +10,10 @@ from markdown_it import MarkdownIt
 from anlit import cli
 from anlit.compare import plots
 from anlit.compare.compare import compare
+from anlit.compare.comparison import compare_groups
 from anlit.errors import UserError
 from anlit.runs.folders import load_run
+from anlit.runs.groups import group_runs
 from tests.compare.conftest import ANGPT, NGPT
 from tests.compare.reports import FASTER, LR, SECOND, SLOWER, report_on_runs
 
@@ -127,10 +129,21 @@ def test_a_failed_run_and_the_origin_of_runs_are_in_the_report(tmp_path):
     counts = "nGPT, plain: 1 of 2 runs are counted; left out: 1 failed, no validation."
     assert counts in report.notes
     assert "nGPT, plain: LOST failed (failed, no validation)" in report.notes
-    assert "no validation: out of memory" in report.markdown
+    assert "| nGPT, plain | 2 | – | failed, no validation: out of memory |" in report.markdown
+    assert "| GPT+, plain | 2 | 3.2000 | finished |" in report.markdown
     assert "0123456789" in report.markdown, "the commit"
     assert "`anlit fit --config a.yaml`" in report.markdown
     assert "over tokens](" in report.markdown
+
+
+@pytest.mark.usefixtures("no_plot", "runs")
+def test_a_group_has_the_tokens_and_seconds_of_its_last_validation(tmp_path):
+    report = report_on_runs(tmp_path)
+
+    baseline = report.raw["groups"][0]
+    assert baseline["tokens"]["values"] == [400, 400]
+    assert baseline["seconds"]["values"] == [40, 40]
+    assert report.row("GPT+, plain (baseline)")["tokens"] == "400"
 
 
 @pytest.mark.usefixtures("no_plot")
@@ -147,6 +160,15 @@ def test_without_a_gpt_run_the_baseline_must_be_named(runs, tmp_path):
 
     with pytest.raises(UserError, match=fix):
         compare([f"{runs}/ngpt"], str(tmp_path / "out"))
+
+
+@pytest.mark.usefixtures("no_plot", "runs")
+def test_the_baseline_of_finished_gpt_groups_is_the_group_of_lowest_loss(make_run, tmp_path):
+    make_run("best", {100: 5.0, 400: 2.9}, settings={LR: 0.005})
+
+    notes = report_on_runs(tmp_path).notes
+
+    assert re.search(r"Baseline: of 2 GPT\+ groups, '.*lr=0.005' has the lowest .* loss\.\n", notes)
 
 
 @pytest.mark.usefixtures("no_plot", "runs")
@@ -265,6 +287,14 @@ def test_losses_of_different_tokenizers_are_refused_if_the_text_is_not_known(mak
         report_on_runs(tmp_path)
 
     assert not (tmp_path / "out").exists()
+
+
+def test_groups_with_different_tokenizers_do_not_compare_by_loss_per_token(make_run, tmp_path):
+    runs = [load_run(make_run("a")), load_run(make_run("b", model=NGPT, record=OTHER_TOKENIZER))]
+    groups = group_runs(runs)
+
+    with pytest.raises(UserError, match="trained with different tokenizers"):
+        compare_groups(groups, groups[0], runs, tmp_path, command="")
 
 
 def test_runs_without_validation_are_refused(make_run, tmp_path):
