@@ -22,8 +22,16 @@ from anlit import (
 )
 from anlit.nn.attention.attention import Attention
 from anlit.nn.kernels import KERNELS, eager
-from anlit.nn.layers.positions import DynamicNTK, LinearRoPE, Llama3RoPE, PRoPE, RoPE, YaRN
-from anlit.nn.mechanisms.mechanism import Mechanism
+from anlit.nn.layers.positions import (
+    DynamicNTK,
+    LinearRoPE,
+    Llama3RoPE,
+    PositionsPattern,
+    PRoPE,
+    RoPE,
+    YaRN,
+)
+from anlit.nn.mechanisms.mechanism import Mechanism, MechanismWrapper
 from anlit.nn.mechanisms.warm_start import WarmStart, grow, warm_starts
 from anlit.training.load_model import load_checkpoint
 from anlit.training.optim.optimizers import parameter_groups
@@ -49,6 +57,13 @@ SIZES = {
             lambda: SqrtLogN(b=0.1, c=0.8),
             r"SqrtLogN's b must not be negative and b \+ c not below 1",
         ),
+        (lambda: LogN(b=-0.1, c=2.0), "LogN's b must not be negative .* b=-0.1, c=2.0"),
+        (lambda: LogBias(tau=0.0), "LogBias's tau must be positive, not 0.0"),
+        (lambda: WarmStart(LogN(), steps=0), "WarmStart's steps must be at least 1, not 0"),
+        (
+            lambda: MechanismWrapper(LogN()),
+            "MechanismWrapper is not a mechanism by itself",
+        ),
         (
             lambda: LogN(learned="per_token"),
             "learned='per_token' is unknown: choose never, globally, per_layer",
@@ -59,6 +74,7 @@ SIZES = {
             "BetaScaling needs a d_head .* of at least 2, not 1",
         ),
         (lambda: AttentionPattern([]), "AttentionPattern's layers must name at least one"),
+        (lambda: PositionsPattern([]), "PositionsPattern's layers must name at least one kind"),
         (lambda: LinearRoPE(factor=0.5), "LinearRoPE's factor must be at least 1, not 0.5"),
         (
             lambda: Llama3RoPE(8.0, 9, 4.0),
@@ -78,6 +94,22 @@ SIZES = {
 def test_a_setting_without_meaning_is_refused(make, message) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LogN(b=0.0, c=1.0),
+        lambda: SlidingWindow(1),
+        lambda: WarmStart(LogN(), steps=1),
+        lambda: BetaScaling().for_layer(4, 2, 0),
+        lambda: LinearRoPE(factor=1.0),
+        lambda: DynamicNTK(training_length=1),
+        lambda: RoPE(fraction=1.0),
+    ],
+)
+def test_the_least_and_the_largest_setting_with_meaning_is_accepted(make) -> None:
+    make()
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12, 20])
