@@ -322,7 +322,42 @@ def test_a_band_shows_no_loss_below_all_runs(make_run, tmp_path, keep_figures):
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].min() == lowest
     assert band[:, 1].max() == 11
-    assert axes.get_ylim()[0] > lowest - 0.5
+    low, high = axes.get_ylim()
+    highest_mean = (3.0 + 3.1 + 11.0) / 3
+    assert lowest - 0.5 < low < lowest
+    assert highest_mean < high < highest_mean + 0.5
+
+
+def test_a_curve_far_above_the_baseline_leaves_the_picture(make_run, tmp_path, keep_figures):
+    make_run("gpt1")
+    make_run("ngpt", {100: 4.0, 400: 50.0}, NGPT)
+    figures = keep_figures(plots)
+
+    report_on_runs(tmp_path)
+
+    low, high = figures[0].axes[0].get_ylim()
+    assert low < 3.0
+    assert high < 10
+
+
+def test_the_picture_names_its_axes_and_the_final_loss_of_the_baseline(
+    make_run, tmp_path, keep_figures
+):
+    make_run("gpt1")
+    make_run("angpt", FASTER, ANGPT)
+    figures = keep_figures(plots)
+
+    report_on_runs(tmp_path, "one_seed")
+    make_run("gpt2", SECOND, seed=2)
+    report_on_runs(tmp_path, "two_seeds")
+
+    ends = []
+    for figure in figures:
+        assert figure.axes[0].get_ylabel() == "validation loss (nats per token)"
+        entry = figure.legends[0].get_texts()[-1]
+        ends.append(entry.get_text().replace("\n", " "))
+    target = "final loss of GPT+, plain"
+    assert ends == [target, f"{target}; bands: from the lowest to the highest seed"]
 
 
 @pytest.mark.usefixtures("runs")

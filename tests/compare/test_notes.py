@@ -137,6 +137,23 @@ def test_a_record_that_makes_a_comparison_unfair_is_noted(make_run, tmp_path, re
 
 
 @pytest.mark.usefixtures("no_plot")
+@pytest.mark.parametrize("fingerprint", [None, "c0"])
+def test_a_users_data_with_other_settings_are_the_same_data_by_fingerprint_only(
+    make_run, tmp_path, fingerprint
+):
+    record = {"data": {"class": "mine.Pairs", "content_sha256": fingerprint}}
+    settings = {"data.class_path": "mine.Pairs"}
+    baseline = make_run("a", record=record, settings=settings)
+    changed = settings | {"data.init_args.val_samples": 9}
+    run = make_run("b", model=NGPT, record=record, settings=changed)
+
+    notes = "\n".join(notes_on(baseline, run, tmp_path / "o"))
+
+    is_unknown = "validated on data that may be other data: mine.Pairs gives no" in notes
+    assert is_unknown == (fingerprint is None)
+
+
+@pytest.mark.usefixtures("no_plot")
 @pytest.mark.parametrize(
     ("options", "note"),
     [

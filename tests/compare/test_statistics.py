@@ -3,6 +3,8 @@
 Paired tests and the mean of several seeds are tested in study/test_report.py.
 """
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -20,6 +22,7 @@ from anlit.errors import UserError
 from anlit.runs.folders import Curve
 from anlit.runs.groups import mean_curve
 from tests.compare.conftest import FALLING
+from tests.compare.reports import geometric_t_interval
 
 
 @pytest.mark.filterwarnings("error")
@@ -262,6 +265,22 @@ def test_a_bound_has_no_interval() -> None:
     assert speedup.words == "≥ 2.83"
     wall_clock = speedup.over(RATIO_OF_TIMES)
     assert str(wall_clock) == "1.41"
+
+
+def test_an_interval_in_wall_clock_has_the_spread_of_tokens_and_of_times() -> None:
+    """A speed-up is less certain downwards if the time may be longer."""
+    values = (1.2, 1.5, 1.4)
+    time = Interval(2.0, 1.6, 2.2)
+
+    wall_clock = SpeedUp(values).over(time)
+
+    mean = stats.gmean(values)
+    low, high = geometric_t_interval(values)
+    below = math.hypot(math.log(mean / low), math.log(2.2 / 2.0))
+    above = math.hypot(math.log(high / mean), math.log(2.0 / 1.6))
+    expected = np.array([mean, mean * math.exp(-below), mean * math.exp(above)]) / 2.0
+    assert wall_clock is not None
+    assert [wall_clock.median, wall_clock.low, wall_clock.high] == pytest.approx(expected)
 
 
 def test_mean_curve_ends_at_the_mean_final_loss_and_keeps_the_common_range() -> None:

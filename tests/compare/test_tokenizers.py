@@ -137,6 +137,17 @@ def test_only_losses_on_all_of_the_same_text_are_tested(
     assert other.final_loss.mean is not None
 
 
+def test_the_contexts_of_two_tokenizers_are_named_in_tokens_and_bytes(
+    make_run, tmp_path: Path
+) -> None:
+    two_tokenizers(make_run)
+
+    notes = "\n".join(compared(tmp_path).notes)
+
+    context = "a context of 256 tokens, about 1,024 bytes, the baseline 256 tokens, about 512 bytes"
+    assert context in notes
+
+
 FIRST_TOKENS = {"data.init_args.score_first_token": False}
 
 
