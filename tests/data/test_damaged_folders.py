@@ -124,6 +124,7 @@ FOLDERS: list[tuple[Change, str]] = [
     (in_manifest(dtype="object"), rf"{BAD_MANIFEST} \(dtype is 'object'"),
     (in_manifest("val", tokens="many"), rf"{BAD_MANIFEST} \(val\.tokens is str in place of int"),
     (in_manifest("val", bytes="many"), rf"{BAD_MANIFEST} \(bytes is str"),
+    (in_manifest("val", text_sha256="b" * 63), rf"{BAD_MANIFEST} \(val\.text_sha256 is 'bbb"),
     (in_manifest(end_of_document=10**9), rf"{BAD_MANIFEST} \(end_of_document is 1000000000"),
     (in_index(filename="../../secret"), r"index\.json names a file '\.\./\.\./secret'"),
     (in_index(crc32=-1), APART),

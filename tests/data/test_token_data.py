@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from anlit import TokenData
+from anlit.data.attributes import check_fits_model
 from anlit.data.batch import IGNORE_INDEX, Batch
 from anlit.errors import UserError
 from tests.data.modules import Recorder, counted, quiet_trainer
@@ -316,3 +317,15 @@ def test_an_iterable_dataset_without_items_is_refused() -> None:
 
     with pytest.raises(UserError, match="has no items"):
         first_batches(data, 1)
+
+
+def test_rows_longer_than_the_models_context_are_refused_in_training() -> None:
+    data = SimpleNamespace(context_length=17)
+    model = SimpleNamespace(vocab_size=64, context_length=16)
+
+    check_fits_model(data, model, trains=False)
+    check_fits_model(SimpleNamespace(), model, trains=True)
+    check_fits_model(SimpleNamespace(context_length=16), model, trains=True)
+
+    with pytest.raises(UserError, match=r"context_length=17 is more than model\.context_length=16"):
+        check_fits_model(data, model, trains=True)

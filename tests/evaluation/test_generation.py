@@ -1,5 +1,6 @@
 """Continuations are equal to the model's without a cache, whatever else is in the batch."""
 
+import math
 from itertools import product
 from typing import Any
 
@@ -144,6 +145,24 @@ def test_tokens_are_reported_as_they_come(batch_size: int) -> None:
     assert reported == tokens_of(continuations)
     numbers_of_first_steps = {number for number, _ in events[: 2 * batch_size]}
     assert len(numbers_of_first_steps) == batch_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature -0.1 must be 0"),
+        ({"temperature": math.inf}, "temperature inf must be 0"),
+        ({"top_k": 0}, "top_k 0 must be 1 or more"),
+        ({"top_p": 0.0}, r"top_p 0 must be a probability in \(0, 1\]"),
+        ({"top_p": 1.1}, r"top_p 1.1 must be a probability in \(0, 1\]"),
+        ({"seed": -1}, "seed -1 must be 0 or more"),
+    ],
+)
+def test_a_setting_of_sampling_beyond_its_bound_is_refused(settings, message: str) -> None:
+    Sampling(temperature=0.0, top_k=1, top_p=1.0, seed=0)  # the bounds themselves
+
+    with pytest.raises(UserError, match=message):
+        Sampling(**settings)
 
 
 def test_drawing_follows_the_distribution() -> None:

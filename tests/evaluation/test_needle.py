@@ -17,7 +17,13 @@ from anlit import GPT, AnGPT, TokenShards
 from anlit.commands.evaluations import main
 from anlit.data.needle import Haystack
 from anlit.evaluation import needle
-from anlit.evaluation.needle import average_seeds, draw_accuracy, score_answers, wilson_interval
+from anlit.evaluation.needle import (
+    average_seeds,
+    draw_accuracy,
+    length_name,
+    score_answers,
+    wilson_interval,
+)
 from anlit.evaluation.settings import NeedleSettings
 from anlit.reporting.figure import style
 from tests.evaluation.saved import make_run
@@ -177,6 +183,16 @@ def test_seeds_are_averaged() -> None:
     assert average["nats_per_token"] == -0.5
     assert average["accuracy_sd"] == pytest.approx(math.sqrt(0.125))
     assert average["interval_95"] == wilson_interval(0.5, 20)
+
+
+@pytest.mark.parametrize(
+    ("training_lengths", "name"),
+    [([512], "1,024 (2×)"), ([512, 512], "1,024 (2×)"), ([512, 256], "1,024")],
+)
+def test_a_length_is_a_multiple_if_models_were_trained_at_one(training_lengths, name) -> None:
+    checkpoints = [{"training_length": length} for length in training_lengths]
+
+    assert length_name({"checkpoints": checkpoints}, 1024) == name
 
 
 def test_a_single_seed_has_no_deviation() -> None:

@@ -16,6 +16,7 @@ from tokenizers import normalizers
 from anlit import GPT, AnGPT, DynamicNTK, LogN, ScaleInvariant
 from anlit.cli import main
 from anlit.data.tokenizer import train_bpe
+from anlit.evaluation import scores_table
 from anlit.evaluation.generation import Separator
 from anlit.evaluation.scoring import score_documents
 from anlit.nn.models.decoder import Decoder
@@ -146,9 +147,11 @@ def score(tmp_path: Path, capsys) -> Callable[..., Printed]:
     return run_command
 
 
+@pytest.mark.parametrize(("row_group", "n_row_groups"), [(scores_table.ROW_GROUP, 1), (1, 3)])
 def test_the_table_has_every_token_of_every_text(
-    run_with_text: Path, tmp_path: Path, score
+    run_with_text: Path, tmp_path: Path, score, row_group: int, n_row_groups: int, monkeypatch
 ) -> None:
+    monkeypatch.setattr(scores_table, "ROW_GROUP", row_group)
     first_text, *other_texts = TEXTS
     text_file = tmp_path / "text.txt"
     text_file.write_text(first_text, encoding="utf-8")
@@ -157,7 +160,9 @@ def test_the_table_has_every_token_of_every_text(
 
     totals, _ = score(run_with_text, text_file, lines_file)
 
-    table = pq.read_table(tmp_path / "scores" / "scores.parquet")
+    table_file = pq.ParquetFile(tmp_path / "scores" / "scores.parquet")
+    assert table_file.num_row_groups == n_row_groups
+    table = table_file.read()
     rows = table.to_pylist()
     documents: list[list[Row]] = [[], [], []]
     for row in rows:

@@ -8,7 +8,8 @@ from jsonargparse import Namespace
 
 from anlit.checkpoints.checkpoint_io import read_checkpoint
 from anlit.cli import main
-from anlit.commands.anneal import leave_run_folder
+from anlit.commands.anneal import configured_schedule, leave_run_folder
+from anlit.errors import UserError
 from tests.integration.conftest import assert_identical, fit_arguments, run, signal_at
 from tests.integration.run_files import column, config_of, steps
 
@@ -113,3 +114,12 @@ def test_a_branch_has_the_runs_name_with_an_ending_or_a_new_one(
     assert leave_run_folder(Path("runs/a/checkpoints/last.ckpt"), config) == folder
 
     assert (config.name, config.run_dir) == (name_of_branch, None)
+
+
+@pytest.mark.parametrize("schedule", [None, {"init_args": {}}])
+def test_a_checkpoint_without_a_schedule_is_refused(schedule: object) -> None:
+    """One of a class of the user's may have no rate at which an anneal could begin."""
+    content = {"hyper_parameters": {"schedule": schedule}}
+
+    with pytest.raises(UserError, match=r"a\.ckpt records no schedule, and anneal begins at its"):
+        configured_schedule(content, Path("a.ckpt"))

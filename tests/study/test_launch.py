@@ -408,6 +408,10 @@ def test_without_slurm_or_with_a_refusal_there_is_a_sentence(
     with pytest.raises(UserError, match="sbatch is not here"):
         submit(runs, cluster / "refused", [], [], 0)
 
+    monkeypatch.setattr(slurm, "TRAIN_SCRIPT", cluster / "train.sbatch")
+    with pytest.raises(UserError, match=r"train\.sbatch is not here: run anlit study --slurm in"):
+        submit(runs, cluster / "refused", [], [], 0)
+
 
 def test_slurm_gets_an_array_and_a_job_that_goes_on(study: Study, cluster: Path) -> None:
     accept_jobs(cluster)

@@ -134,6 +134,13 @@ def test_a_budget_that_the_file_does_not_list_is_refused(folder: Path, budget: s
         read_study(path, budget)
 
 
+def test_a_budget_of_a_file_without_budgets_is_refused(folder: Path) -> None:
+    path = write_study(folder)
+
+    with pytest.raises(UserError, match=r"study\.yaml has no budgets: leave --budget out"):
+        read_study(path, "cpu")
+
+
 def test_every_point_of_vary_is_an_arm(folder: Path) -> None:
     """Unequal tuning is allowed if the file says so."""
     arms = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anlit import GPT, NGPT, AdamW, AnGPT, MuonAdamW
 from anlit.errors import UserError
+from anlit.nn.models.transfer import Transfer
 from anlit.training.language_model import LanguageModel
 from anlit.training.optim.optimizers import parameter_groups
 from tests.nn.models.tiny import architectures, is_normalised, random_tokens, tiny
@@ -269,3 +270,10 @@ def test_activations_change_alike_at_all_widths_with_the_rule_only(
 def test_a_gpt_to_which_the_rule_does_not_apply_is_refused(settings, fix: str) -> None:
     with pytest.raises(UserError, match=fix):
         tiny(GPT, **settings)
+
+
+def test_an_architecture_without_rules_takes_no_base() -> None:
+    Transfer(rules={})
+
+    with pytest.raises(UserError, match="need the decoder's transfer_rules, and it has none"):
+        Transfer(rules={}, base_n_layers=2)
