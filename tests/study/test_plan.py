@@ -302,6 +302,17 @@ def test_the_estimate_has_tokens_and_hours(folder: Path) -> None:
     assert "gpt: 3 settings × 1 tuning seeds, the best on 3 seeds" in text
 
 
+def test_the_estimate_counts_no_run_that_has_ended(folder: Path) -> None:
+    study = changed_study(folder, pace={"flops_per_second": 1e10})
+    first, *others = study.tuning_runs()
+    ended = {run.name: "finished" for run in others} | {first.name: "failed"}
+
+    tuning, measuring = describe_plan(study, 2, {}, ended).splitlines()[-3:-1]
+
+    assert tuning == "tuning: 0 runs, 0 tokens (of 6: 1 failed, 5 finished)"
+    assert measuring.startswith("measuring: 6 runs, 4,915,200 tokens, about ")
+
+
 def cost_with(folder: Path, settings: dict, *files: str) -> Cost:
     """The cost of a run with settings and further configuration files."""
     study = changed_study(folder, shared=shared_with(settings, *files))

@@ -171,7 +171,7 @@ class OpenFiles:
             max_open = min(max_open, max(1, soft_limit // LIMIT_DIVISOR))
         self.close_all_but(max_open - 1)
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             raise
         except OSError as error:

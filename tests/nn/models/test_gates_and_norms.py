@@ -132,6 +132,14 @@ def test_qk_clip_counts_visible_keys_alone() -> None:
 
 
 @architectures
+def test_the_epsilon_of_qk_norm_adds_no_parameter(architecture) -> None:
+    plain = tiny(architecture, qk_norm_gain=False).model
+    with_epsilon = tiny(architecture, qk_norm_gain=False, qk_norm_eps=0.1).model
+
+    assert with_epsilon.state_dict().keys() == plain.state_dict().keys()
+
+
+@architectures
 def test_all_settings_train_and_come_back_from_a_checkpoint(architecture, tmp_path) -> None:
     model = tiny(
         architecture,
