@@ -104,5 +104,12 @@ def test_a_configuration_without_a_ramp_has_equal_steps() -> None:
     ],
 )
 def test_a_wrong_schedule_is_refused(schedule: Any) -> None:
+    callback = {
+        "class_path": "anlit.training.callbacks.BatchRamp",
+        "init_args": {"schedule": schedule},
+    }
+
     with pytest.raises(UserError, match="and 0 as the first step"):
         Ramp(schedule)
+    with pytest.raises(UserError, match="and 0 as the first step"):
+        configured_ramp({"callbacks": [callback]})

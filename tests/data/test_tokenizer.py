@@ -113,6 +113,17 @@ BOMBS = [
 ]
 
 
+@pytest.mark.parametrize("pattern", ["a", "ab"])
+def test_a_step_may_make_a_text_a_hundred_times_as_long(pattern: str) -> None:
+    longest = "x" * 100 * len(pattern)
+    content = tokenizer_json(**sequence("normalizer", replace({"String": pattern}, longest)))
+    parse_tokenizer(content, "a.json")
+
+    longer = replace({"String": pattern}, longest + "x")
+    with pytest.raises(UserError, match="normalisation steps could make a text"):
+        parse_tokenizer(tokenizer_json(**sequence("normalizer", longer)), "a.json")
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_tokenizer_that_makes_texts_grow_is_refused(bomb: dict[str, Any]) -> None:
     """Encoding "aaa" would end the process: the library cannot report a lack of memory."""

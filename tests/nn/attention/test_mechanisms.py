@@ -106,6 +106,8 @@ def test_a_setting_without_meaning_is_refused(make, message) -> None:
         lambda: LinearRoPE(factor=1.0),
         lambda: DynamicNTK(training_length=1),
         lambda: RoPE(fraction=1.0),
+        lambda: RoPE(fraction=0.5).check(4),
+        lambda: DynamicNTK(fraction=0.5).check(8),
     ],
 )
 def test_the_least_and_the_largest_setting_with_meaning_is_accepted(make) -> None:
