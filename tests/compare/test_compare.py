@@ -65,6 +65,7 @@ def test_the_printed_table_tells_what_its_marks_mean(tmp_path, capsys):
 
     printed = capsys.readouterr().out
     assert " ± " in printed
+    assert "bits" not in printed
     assert "±: standard deviation over seeds; in brackets: 95 % interval\n" in printed
 
 
@@ -118,6 +119,8 @@ def test_the_table_has_losses_and_speed_ups(tmp_path, angpt_speedups):
     assert angpt["% of tokens"] == f"{100 / mean:.0f} %"
     assert baseline["speed-up, tokens"] == "1.00"
     assert ngpt["speed-up, tokens"] == "not reached"
+    test = r"not significant by the paired t-test, n = 2, p = 0\.\d\d, Holm p = 0\.\d\d;"
+    assert re.search(test, report.markdown)
     for column in ("seconds", "% of tokens", "time per token", "speed-up, wall-clock"):
         assert ngpt[column] == "–"
 
@@ -133,6 +136,7 @@ def test_a_failed_run_and_the_origin_of_runs_are_in_the_report(tmp_path):
     assert "| GPT+, plain | 2 | 3.2000 | finished |" in report.markdown
     assert "0123456789" in report.markdown, "the commit"
     assert "`anlit fit --config a.yaml`" in report.markdown
+    assert "- versions: python 3.12, torch 2.11" in report.markdown
     assert "over tokens](" in report.markdown
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anlit.compare import plots
-from tests.compare.conftest import ANGPT, NGPT
+from tests.compare.conftest import ANGPT, FALLING, NGPT
 from tests.compare.reports import FASTER, H200, SECOND, SLOWER, report_on_runs, write_paired
 
 NGPT_TAKES_TWICE_AS_LONG = [[1.0] * 6, [2.0] * 6]
@@ -208,10 +208,12 @@ def test_runs_that_have_not_finished_give_no_speed_up_and_no_test(make_run, tmp_
 
 
 @pytest.mark.usefixtures("no_plot")
-def test_a_run_that_has_not_finished_is_so_far_at_its_loss(make_run, tmp_path):
-    make_run("gpt", record={"status": "running"})
-    make_run("ngpt", FASTER, NGPT)
+def test_runs_that_have_not_finished_are_so_far_at_their_loss_and_not_tested(make_run, tmp_path):
+    for seed, losses in enumerate((FALLING, SECOND)):
+        make_run(f"gpt{seed}", losses, seed=seed, record={"status": "running"})
+        make_run(f"ngpt{seed}", FASTER, NGPT, seed=seed)
 
     report = report_on_runs(tmp_path, baseline="nGPT")
 
     assert "**GPT+, plain** is so far at" in report.markdown
+    assert report.raw["groups"][1]["loss_difference"] is None

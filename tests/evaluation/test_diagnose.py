@@ -20,7 +20,8 @@ from anlit.errors import UserError
 from anlit.evaluation.diagnose import Diagnose, complete_sequences, statistics_table
 from anlit.evaluation.diagnose_figures import last_bin
 from anlit.evaluation.settings import DiagnoseSettings
-from tests.data.prepared import END, random_tokens
+from tests.data.modules import ready
+from tests.data.prepared import END, random_tokens, write_prepared
 from tests.evaluation.saved import VAL_TOKENS, load_with_data, make_run
 
 HEADS = 2
@@ -168,6 +169,18 @@ def test_every_length_reads_complete_sequences_from_all_over_the_split(
     for row, number in zip(rows, sequences, strict=True):
         start = number * length
         assert row.tolist() == text[start : start + length].tolist()
+
+
+def test_the_ends_of_subsets_make_no_sequence(tmp_path: Path) -> None:
+    """The subsets have 20 and 28 targets: a sequence each, and 4 and 12 targets beyond it."""
+    subsets = {"val/books": random_tokens(21, 1), "val/web": random_tokens(29, 2)}
+    write_prepared(tmp_path, {"train": random_tokens(1000, 0), **subsets})
+
+    (batch,) = complete_sequences(ready(str(tmp_path)), 16, 10**6)
+
+    beginnings = [subset[:16].tolist() for subset in subsets.values()]
+    assert batch.tokens.tolist() == beginnings
+    assert batch.document_ids.shape == (2, 16)
 
 
 def test_tokens_are_rounded_up_to_a_complete_sequence(run: Path) -> None:
