@@ -429,7 +429,7 @@ def main(arguments: list[str]) -> int:
             )
     except SystemExit as exit_request:  # Lightning exits after an interruption
         if isinstance(exit_request.__context__, Preempted):
-            refusals.tell(PREEMPTED, exit_request.__context__)
+            refusals.tell(PREEMPTED)
             return PREEMPTED
         raise
     except (Preempted, KeyboardInterrupt) as error:

@@ -20,6 +20,7 @@ from datetime import timedelta
 import lightning as L
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
+    LightningEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
@@ -85,8 +86,8 @@ class Refusals(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stopped.set()
 
-    def tell(self, exit_code: int, error: BaseException) -> bool:
-        """Tell all ranks that this rank refuses; return whether this rank prints the error.
+    def tell(self, exit_code: int, error: BaseException | None = None) -> bool:
+        """Tell all ranks that this rank refuses; return whether this rank prints the error, if any.
 
         Until training starts, it returns when all ranks know, or after half a minute. From then on
         the launcher may end this process, because they have ended. It still says why it refuses. If
@@ -96,21 +97,24 @@ class Refusals(L.Callback):
         if self._has_heard and self._listener is not None and exit_code != UserError.exit_code:
             self._listener.join()
         environment = self._environment
-        if environment is None or environment.world_size() == 1:
+        is_starting = not self._stopped.is_set()
+        if environment is None or not _has_other_ranks(environment):
+            return True
+        if error is None and not is_starting:
             return True
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         is_printed = True
         with suppress(RuntimeError):  # the store is gone, and rank 0 with it
-            is_starting = not self._stopped.is_set()
             timeout = REFUSAL_TIMEOUT if is_starting else timedelta(seconds=GRACE_S)
             store = _connect(environment, timeout)
-            if environment.global_rank() == 0:
+            if error is not None and environment.global_rank() == 0:
                 store.set(_printer_key(error), "0")
             if is_starting:
                 self._stopped.set()
                 _tell_exit_code(store, exit_code, environment.world_size())
-            is_printed = _prints(store, error, environment)
+            if error is not None:
+                is_printed = _prints(store, error, environment)
         return is_printed
 
     def _end_with_refusal(self, environment: ClusterEnvironment) -> None:
@@ -128,6 +132,12 @@ class Refusals(L.Callback):
                     sys.stdout.flush()
                     sys.stderr.flush()
                     os._exit(exit_code)  # the main thread may wait for the refusing rank
+
+
+def _has_other_ranks(environment: ClusterEnvironment) -> bool:
+    """Whether there are other ranks already. Lightning sets LOCAL_RANK when it starts them."""
+    is_started = not isinstance(environment, LightningEnvironment) or "LOCAL_RANK" in os.environ
+    return is_started and environment.world_size() > 1
 
 
 def _tell_exit_code(store: TCPStore, exit_code: int, n_ranks: int) -> None:
