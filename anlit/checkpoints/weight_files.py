@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -56,6 +55,8 @@ def write_weights(folder: Path, weights: dict[str, Tensor], weight_format: Weigh
     Raises:
         UserError: A weight is NaN, infinite or too large for the dtype.
     """
+    from huggingface_hub import split_torch_state_dict_into_shards  # not at each start
+
     dtype, max_shard_size = weight_format
     converted_forms = {name: _converted_form(tensor, dtype) for name, tensor in weights.items()}
     split = split_torch_state_dict_into_shards(converted_forms, max_shard_size=max_shard_size)

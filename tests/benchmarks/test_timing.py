@@ -52,7 +52,7 @@ def test_no_call_always_follows_the_same_one() -> None:
 
 def test_times_count_where_the_driver_does_not_tell_the_power(monkeypatch) -> None:
     """As for a slice of a GPU."""
-    monkeypatch.setattr(timing, "find_spec", lambda name: "found")
+    monkeypatch.setattr(timing, "is_installed", lambda package: True)
     monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1980)
     monkeypatch.setattr(torch.cuda, "power_draw", mock.Mock(side_effect=RuntimeError))
 

@@ -157,7 +157,7 @@ def test_all_ranks_refuse_to_validate_a_damaged_folder(
     codes, logs = run_ranks_with_logs(arguments, 2, tmp_path / "log")
 
     assert codes == [2, 2]
-    for error_output in logs:
-        assert "Traceback" not in error_output
-        assert "last.ckpt is damaged (" in error_output
-        assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in error_output
+    error_output = "".join(logs)
+    assert "Traceback" not in error_output
+    assert error_output.count("last.ckpt is damaged (") == 1, "one of them says why"
+    assert f"continue with --ckpt_path {run_dir}/checkpoints/best.ckpt" in error_output
