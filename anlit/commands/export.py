@@ -1,8 +1,9 @@
 """`anlit export`: a checkpoint's model in its own folder, for anlit or for transformers."""
 
-from anlit.checkpoints.location import MAX_SHARD_SIZE, find_checkpoint
+from anlit.checkpoints.location import find_checkpoint
 from anlit.commands.garbage_collection import collector_paused
-from anlit.config.options import ToolParser, file_size
+from anlit.commands.shard_size import add_shard_size
+from anlit.config.options import ToolParser
 from anlit.reporting.text import echo
 
 
@@ -34,13 +35,7 @@ def parser() -> ToolParser:
         default="float32",
         help="the precision of the weights in the file (default: float32)",
     )
-    add(
-        "--max_shard_size",
-        type=file_size,
-        default=MAX_SHARD_SIZE,
-        metavar="SIZE",
-        help="larger weights are written into several files of this size (default: %(default)s)",
-    )
+    add_shard_size(parser)
     add("--tokenizer", metavar="FILE", help="the model's tokenizer.json (default: its data's)")
     return parser
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from anlit.checkpoints.location import MAX_SHARD_SIZE
 from anlit.commands.garbage_collection import collector_paused
-from anlit.config.options import ToolParser, at_least, file_size
+from anlit.commands.shard_size import add_shard_size
+from anlit.config.options import ToolParser, at_least
 from anlit.hub.families import FAMILIES
 from anlit.reporting.text import echo
 
@@ -29,13 +29,7 @@ def parser() -> ToolParser:
         metavar="N",
         help="default: the model's max_position_embeddings",
     )
-    add(
-        "--max_shard_size",
-        type=file_size,
-        default=MAX_SHARD_SIZE,
-        metavar="SIZE",
-        help="larger weights are written into several files of this size (default: %(default)s)",
-    )
+    add_shard_size(parser)
     return parser
 
 

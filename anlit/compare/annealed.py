@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anlit.compare.statistics import Interval, SpeedUp, of_seeds, slope_over_seeds, tokens_to_loss
+from anlit.compare.crossings import tokens_to_loss
+from anlit.compare.statistics import Interval, SpeedUp, of_seeds, slope_over_seeds
 from anlit.reporting.table import NONE
 from anlit.runs.folders import Curve
 

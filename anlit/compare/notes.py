@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from anlit.compare.statistics import SpeedUp, tokens_to_loss
+from anlit.compare.crossings import tokens_to_loss
+from anlit.compare.statistics import SpeedUp
 from anlit.compare.tokenizers import (
     block_length,
     has_other_tokenizer,

@@ -18,6 +18,7 @@ import numpy as np
 import scipy  # loads its modules where they are first used: scipy.stats takes half a second
 from numpy.typing import NDArray
 
+from anlit.compare.crossings import tokens_to_loss, tokens_to_stay, validations_around
 from anlit.reporting.table import NONE
 from anlit.reporting.text import count_of, minus
 from anlit.runs.folders import Curve
@@ -367,41 +368,6 @@ def partial_reach(speedup: SpeedUp) -> str:
     if speedup.obstacle or not is_partial:
         return ""
     return f"{of_seeds(speedup.values)} reach the baseline's loss"
-
-
-def tokens_to_loss(curve: Curve, loss: float) -> float | None:
-    """Training tokens at which `curve` first is at or below `loss`. None if it never is."""
-    below = np.flatnonzero(curve.loss <= loss)
-    if len(below) == 0:
-        return None
-    crossing = slice(max(0, below[0] - 1), below[0] + 1)
-    return float(np.interp(-loss, -curve.loss[crossing], curve.tokens[crossing]))
-
-
-def tokens_to_stay(curve: Curve, loss: float) -> float | None:
-    """Training tokens from which `curve` stays at or below `loss`. None if it ends above."""
-    above = np.flatnonzero(curve.loss > loss)
-    if len(above) == 0:
-        return float(curve.tokens[0])
-    last_above = above[-1]
-    if last_above + 1 == len(curve):
-        return None
-    crossing = slice(last_above, last_above + 2)
-    return float(np.interp(-loss, -curve.loss[crossing], curve.tokens[crossing]))
-
-
-def validations_around(curve: Curve, loss: float) -> tuple[float, float] | None:
-    """Tokens of the two validations between which `curve` first is at `loss`. None if it never is.
-
-    The same tokens twice if a validation has this loss, or if the first is below it.
-    """
-    below = np.flatnonzero(curve.loss <= loss)
-    if len(below) == 0:
-        return None
-    later = below[0]
-    is_between = later > 0 and curve.loss[later] < loss
-    earlier = later - 1 if is_between else later
-    return float(curve.tokens[earlier]), float(curve.tokens[later])
 
 
 def speed_up(baseline: SeededCurves, curves: SeededCurves, obstacle: str = "") -> SpeedUp:

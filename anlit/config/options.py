@@ -3,7 +3,6 @@
 import argparse
 import math
 import os
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +11,6 @@ from anlit.config.error_messages import explain_parser_error
 from anlit.errors import UserError
 from anlit.io.yaml_text import parse_scalar
 
-FILE_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?[KMGT]B", re.IGNORECASE)
 NAMES_OF_FILES = ("CHECKPOINT", "DIR", "FILE", "FOLDER", "PATH", "RUN")
 """How --help calls a file or a folder."""
 
@@ -82,14 +80,6 @@ def whole_number(text: str) -> int:
 
 
 whole_number.__name__ = "int"  # argparse names it in its error
-
-
-def file_size(text: str) -> str:
-    """The type of an option that takes a size as transformers writes it: 500MB, 50GB."""
-    amount = FILE_SIZE.fullmatch(text.strip())
-    if amount is None or float(amount[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} must be a size such as 500MB or 50GB")
-    return text
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anlit.compare.statistics import tokens_to_loss
+from anlit.compare.crossings import tokens_to_loss
 from anlit.runs.folders import Curve
 from tests.docs.page_tables import ARCHITECTURES
 from tests.docs.records import (

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anlit.compare.crossings import tokens_to_loss
 from anlit.compare.statistics import (
     SpeedUp,
     Summary,
@@ -18,7 +19,6 @@ from anlit.compare.statistics import (
     mean_difference,
     mean_sd,
     speed_up,
-    tokens_to_loss,
 )
 from anlit.runs.folders import Curve
 

@@ -19,7 +19,7 @@ from anlit.checkpoints import weight_files
 from anlit.checkpoints.location import MAX_SHARD_SIZE
 from anlit.checkpoints.weight_files import WeightFormat, read_weights, write_weights
 from anlit.cli import main
-from anlit.config.options import file_size
+from anlit.commands.shard_size import file_size
 from anlit.errors import UserError
 from anlit.training.initial_weights import load_initial_weights
 from anlit.training.load_model import load_checkpoint

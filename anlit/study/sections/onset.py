@@ -7,14 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from anlit.compare.crossings import tokens_to_loss
 from anlit.compare.notes import obstacle_to_comparison
-from anlit.compare.statistics import (
-    MEANING_OF_SD,
-    Summary,
-    mean_difference,
-    mean_sd,
-    tokens_to_loss,
-)
+from anlit.compare.statistics import MEANING_OF_SD, Summary, mean_difference, mean_sd
 from anlit.reporting.table import NONE, markdown_table
 from anlit.reporting.text import literal, short_number
 from anlit.runs.folders import Run
