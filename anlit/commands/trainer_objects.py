@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from anlit.checkpoints.checkpoint_io import AtomicCheckpointIO
 from anlit.config.labels import as_list, class_name
-from anlit.config.trackers import missing_package
+from anlit.config.trackers import explain_missing_package
 from anlit.errors import UserError
 from anlit.training.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from anlit.training.callbacks.finite import FiniteCheckpoints, StopOnNonFinite
@@ -103,7 +103,7 @@ def progress_callbacks(trainer: Any) -> list[Callback]:
 def check_trackers(loggers: Any) -> None:
     """Raise UserError if a configured logger needs a package that is not installed."""
     for logger in as_list(loggers):
-        sentence = missing_package(class_name(getattr(logger, "class_path", "")))
+        sentence = explain_missing_package(class_name(getattr(logger, "class_path", "")))
         if sentence:
             raise UserError(sentence)
 

@@ -17,7 +17,7 @@ from anlit.config import foreign_names
 from anlit.config.imports import DOTTED_PATH, import_failure, is_broken, path_problem
 from anlit.config.registry import public_classes
 from anlit.config.schema import SETTINGS
-from anlit.config.trackers import missing_package
+from anlit.config.trackers import explain_missing_package
 from anlit.config.value_checks import TYPES_IN_WORDS, unknown_precision
 from anlit.io.yaml_text import COUNT_SUFFIXES
 
@@ -176,9 +176,9 @@ def _explain_unknown_setting(error: ParserError, keys: list[str], name: str, own
     from anlit.config.objects import parameters_of  # torch
 
     kind = _class_at(owner)
-    package = missing_package(kind.__name__)
-    if package:  # a logger has more settings where its package is installed
-        return package
+    missing = explain_missing_package(kind.__name__)
+    if missing:  # a logger has more settings where its package is installed
+        return missing
     if kind.__name__ == "LanguageModel":  # the class of all models: none was chosen
         missing = "the following arguments are required: --model"
         return explain_parser_error(missing, error.options, error.program)

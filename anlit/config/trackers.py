@@ -11,7 +11,7 @@ PACKAGES = {
 """A logger → the name under which its package is imported. anlit depends on none of them."""
 
 
-def missing_package(logger: str) -> str:
+def explain_missing_package(logger: str) -> str:
     """Return the sentence if the package of a logger, by its class name, is missing; else ""."""
     package = PACKAGES.get(logger)
     if package is None or is_installed(package):
